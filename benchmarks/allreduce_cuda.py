@@ -51,6 +51,7 @@ import tvm_ipc  # noqa: E402
 from tvm_ipc.errors import IPCError  # noqa: E402
 from tvm_ipc.gpu import discovery  # noqa: E402
 from tvm_ipc.packed_functions import BACKENDS, AllReduceStrategy  # noqa: E402
+from tvm_ipc.this_machine import cpu_model  # noqa: E402
 
 SIZES = [1 << n for n in range(8, 27, 2)]
 DTYPE, WIDTH = "bfloat16", 2
@@ -321,18 +322,11 @@ def describe() -> dict[str, Any]:
         "driver": found.driver,
         "devices": [asdict(one) for one in found.devices],
         "torch": cuda_torch.version(),
-        "processor": processor(),
+        "processor": cpu_model() or platform.machine(),
         "cores": os.cpu_count(),
         "nvidia-smi": nvidia_smi(),
         "measured": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def nvidia_smi() -> str:

@@ -38,7 +38,7 @@ from pass_times import OURS, Passes, medians, ours, pipeline, upstream
 from report import layout, machine
 from shapes import IFS, SHAPES, Shape
 
-from tvm_ipc.tools.demo.decoder_and_build_config import Config
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_config import Config
 
 #: Most time that our passes may add to TVM's pipeline for a decoder. What they take themselves is
 #: shown as their share; part of it is saved later, where a plan of one storage leaves less to do.

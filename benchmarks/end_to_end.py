@@ -44,11 +44,12 @@ from tvm import relax
 import tvm_ipc
 from tvm_ipc.analysis.collective_calls import match_collective
 from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite, with_value
+from tvm_ipc.examples.tensor_parallel_decoder import decoder_model as model
+from tvm_ipc.examples.tensor_parallel_decoder import random_weights as weights
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_config import Config
+from tvm_ipc.examples.tensor_parallel_decoder.generate import Generation, Generator
+from tvm_ipc.examples.tensor_parallel_decoder.schedule_matmuls import schedule_matmuls
 from tvm_ipc.packed_functions import CollectiveFlag
-from tvm_ipc.tools.demo import model, weights
-from tvm_ipc.tools.demo.decoder_and_build_config import Config
-from tvm_ipc.tools.demo.generate import Generation, Generator
-from tvm_ipc.tools.demo.schedule_matmul_and_norm_cpu import schedule_kernels
 
 ONE, TWO, BARRIERS, ORDINARY = "1 worker", "2 workers", "barriers kept", "ordinary allreduce"
 CONTESTANTS = (ONE, TWO, BARRIERS, ORDINARY)
@@ -92,7 +93,7 @@ def keep_barriers(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
 def compile_contestant(name: str, config: Config, blas: bool) -> Any:
     workers = 1 if name == ONE else 2
     target = tvm_ipc.cpu_target()
-    passes = [tvm_ipc.get_pipeline(target, workers, blas=blas, schedule=schedule_kernels)]
+    passes = [tvm_ipc.get_pipeline(target, workers, blas=blas, schedule=schedule_matmuls)]
     if name == BARRIERS:
         passes.append(tvm.transform.module_pass(keep_barriers, opt_level=0, name="KeepBarriers"))
     left_out = ["IPCAllReduceRewrite"] if name == ORDINARY else []

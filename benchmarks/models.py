@@ -52,7 +52,7 @@ import numpy as np
 import torch
 import transformers
 from end_to_end import take_the_cores
-from peers import compiled
+from peers import read_limit
 from report import layout, machine
 
 import tvm_ipc
@@ -162,13 +162,6 @@ def _last_line(arguments: list[str]) -> str:
     command, here = [sys.executable, *arguments], Path(__file__).parent
     said = subprocess.run(command, cwd=here, check=True, stdout=subprocess.PIPE, text=True)
     return said.stdout.splitlines()[-1]
-
-
-def read_limit(cores: int) -> float:
-    """Bytes that so many cores at once read in a second."""
-    program = compiled("read_limit.c", "cc", "read_limit")
-    command = [str(program), str(cores), "128", "7"]
-    return float(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
 
 
 def run(dtype: str, options: argparse.Namespace) -> tuple[Results, int]:

@@ -39,6 +39,8 @@ import peers
 from allreduce_cpu import Method, Plan, powers, run
 from report import Key, Results
 
+from tvm_ipc.tools.format import message_size_text
+
 sys.path.append(str(peers.HERE.parent))
 from tests.nodes.network import Network, NoNetworkError
 
@@ -155,14 +157,6 @@ def measure(rate: str, options: argparse.Namespace, arguments: list[str]) -> dic
         return dict(json.loads(results.read_text()))
 
 
-def said(size: int) -> str:
-    """Return a number of bytes for people."""
-    for unit, name in ((1 << 20, "MB"), (1 << 10, "KB")):
-        if size >= unit:
-            return f"{size / unit:g} {name}"
-    return f"{size} B"
-
-
 def table(
     rate: str, found: dict[str, object], sizes: tuple[int, ...], options: argparse.Namespace
 ) -> str:
@@ -175,11 +169,13 @@ def table(
         theirs, mine = found[f"{peer} {size}"], found.get(f"{OURS} {size}")
         if not (isinstance(theirs, list) and isinstance(mine, list)):
             shown = [f"{median(x) * 1e6:.1f}" if isinstance(x, list) else x for x in (theirs, mine)]
-            lines.append(f"{said(size):>8} {shown[0]!s:>21} {shown[1]!s:>12}")
+            lines.append(f"{message_size_text(size):>8} {shown[0]!s:>21} {shown[1]!s:>12}")
             continue
         ratio = median(their / my for their, my in zip(theirs, mine, strict=False))
         ratios.append(ratio)
-        line = f"{said(size):>8} {median(theirs) * 1e6:21.1f} {median(mine) * 1e6:12.1f}"
+        line = (
+            f"{message_size_text(size):>8} {median(theirs) * 1e6:21.1f} {median(mine) * 1e6:12.1f}"
+        )
         line += f" {ratio:6.2f}x"
         if size == sizes[-1] and rate in BITS:
             for name, times in (("ours", mine), ("MPI", theirs)):

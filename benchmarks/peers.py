@@ -28,6 +28,12 @@ PACKAGES = {
     "mpich": ("mpich", "mpi4py", "numpy"),
     "openmpi": ("openmpi", "mpi4py", "numpy"),
     "torch": ("torch==2.13.0", "numpy"),
+    # The engines that engines.py compares with; each with what its converter needs.
+    "torch-engine": ("torch==2.13.0", "transformers"),
+    "openvino": ("openvino-genai", "optimum-intel[openvino]"),
+    "onnxruntime": ("onnxruntime-genai", "onnx-ir", "torch", "transformers"),
+    "ctranslate2": ("ctranslate2", "torch", "transformers"),
+    "llama.cpp": ("llama-cpp-python", "gguf"),
 }
 START_SECONDS = 60.0
 
@@ -79,6 +85,13 @@ def compiled(source: str, compiler: str, name: str) -> Path:
         flags = ["-O3", "-march=native", "-Wall", "-Wextra", "-Werror"]
         subprocess.run([compiler, *flags, str(HERE / source), "-o", str(program)], check=True)
     return program
+
+
+def read_limit(cores: int, mebibytes: int = 128) -> float:
+    """Bytes that so many cores at once read in a second, each its own MiB."""
+    program = compiled("read_limit.c", "cc", "read_limit")
+    command = [str(program), str(cores), str(mebibytes), "7"]
+    return float(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
 
 
 class Ranks:

@@ -13,6 +13,9 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
+from tvm_ipc.this_machine import cpu_model
+from tvm_ipc.tools.format import message_size_text
+
 
 class Key(NamedTuple):
     """One case of one contestant."""
@@ -87,13 +90,6 @@ class Results:
         return found
 
 
-def _bytes(size: int) -> str:
-    for shift, unit in ((20, "MB"), (10, "KB")):
-        if size >= 1 << shift:
-            return f"{size >> shift} {unit}"
-    return f"{size} B"
-
-
 def _us(seconds: float) -> str:
     us = seconds * 1e6
     return f"{us:.0f}" if us >= 100 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"
@@ -114,7 +110,7 @@ def table(results: Results, ranks: int, dtype: str, fresh: bool) -> str:
     rows = [["size", "limit", *every, "best peer"]]
     rows[0] += [heading for n in own for heading in (f"{n.removeprefix('tvm_ipc ')} GB/s", "x")]
     for size in results.sizes(case):
-        row = [_bytes(size)]
+        row = [message_size_text(size)]
         floor = results.best(case, size, "limit")
         for name in [floor, *every]:
             key = Key(*case, size, name or "")
@@ -151,11 +147,8 @@ def fixed_table(fixed: dict[str, float]) -> str:
 
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
-    cpu = Path("/proc/cpuinfo")
-    text = cpu.read_text() if cpu.exists() else ""
-    model = next((x.partition(":")[2].strip() for x in text.splitlines() if "model name" in x), "")
     return {
-        "cpu": model or platform.processor(),
+        "cpu": cpu_model() or platform.processor(),
         "cores": os.cpu_count(),
         "load": os.getloadavg(),
         "system": platform.platform(),

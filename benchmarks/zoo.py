@@ -16,8 +16,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from tvm_ipc.tools.demo import model as decoder_model
-from tvm_ipc.tools.demo.decoder_and_build_config import Config
+from tvm_ipc.examples.tensor_parallel_decoder import decoder_model
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_config import Config
 
 WORLD = 2
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -183,15 +182,6 @@ def _compile_quickly() -> None:
 def run_python() -> Callable[..., str]:
     """Run code in a fresh interpreter, with variables such as TVM_USE_RUNTIME_LIB="1"."""
 
-    def run(code: str, **environment: str) -> str:
-        result = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert result.returncode == 0, result.stderr
-        return result.stdout
+    from tests.child_python import output_of_code
 
-    return run
+    return lambda code, **environment: output_of_code(code, environment=environment, compiler=True)

@@ -14,27 +14,13 @@ from typing import Any
 
 import pytest
 
-from tvm_ipc import this_machine
-from tvm_ipc.calibration import COLLECTIVES, VERSION, Calibration, Times
+from tests.made_up_calibration import LINE, calibration
+from tvm_ipc.calibration import VERSION, Calibration, Times
 from tvm_ipc.errors import IPCError
 
-LINE = Times(((1, 1000),), (1e-6, 1e-3))
 CUBE = Times(((1, 1000), (1, 1000), (1, 1000)), tuple(1e-6 * 10 ** (3 * n) for n in range(8)))
-GIVEN = Calibration(
-    machine=this_machine.name(),
-    backend="memory",
-    workers=2,
-    bandwidth=1e9,
-    latency=1e-5,
-    wake=1e-6,
-    matmul=CUBE,
-    blas_matmul=None,
-    collectives=dict.fromkeys(COLLECTIVES, LINE),
-    reduce=LINE,
-    copy=LINE,
-    chunk=1e-6,
-    hide=2e-6,
-    noise=0.01,
+GIVEN = calibration(
+    backend="memory", bandwidth=1e9, latency=1e-5, wake=1e-6, matmul=CUBE, hide=2e-6
 )
 
 

@@ -144,6 +144,7 @@ OTHERS = {
     "gpus.md",
     "hugging_face.md",
     "many_nodes.md",
+    "plans.md",
     "sessions.md",
     "testing.md",
     "troubleshooting.md",
@@ -189,7 +190,7 @@ def test_programs_of_each_page_are_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["coming_from.md", "many_nodes.md", "troubleshooting.md", "tutorial.md"]
+    "page", ["coming_from.md", "many_nodes.md", "plans.md", "troubleshooting.md", "tutorial.md"]
 )
 def test_page_prints_what_it_says(
     page: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

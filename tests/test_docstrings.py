@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import tvm
 
-from tvm_ipc import this_machine
-from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
+from tests.made_up_calibration import calibration
 
 MODULES = [
     "tvm_ipc",
@@ -23,7 +22,7 @@ MODULES = [
 ]
 #: The modules that an example needs beside the dependencies of the wheel.
 NEEDS = dict.fromkeys(
-    ("tvm_ipc.models.load", "tvm_ipc.models.Model", "tvm_ipc.models.TextStream"),
+    (f"tvm_ipc.models.{name}" for name in ("load", "Batch", "BatchRequest", "Model", "TextStream")),
     ("torch", "transformers", "safetensors"),
 )
 #: Examples that run in a process of their own, before anything imports TVM.
@@ -60,11 +59,17 @@ def callables() -> dict[str, Callable[..., Any]]:
     names: dict[str, Callable[..., Any]] = {}
     for name, value in EXPORTED.items():
         names[name] = value
-        for method_name, method in vars(value).items() if inspect.isclass(value) else ():
+        for method_name, method in members(value).items() if inspect.isclass(value) else ():
             function = getattr(method, "__func__", method)
             if inspect.isfunction(function) and not method_name.startswith("_"):
                 names[f"{name}.{method_name}"] = function
     return names
+
+
+def members(value: type) -> dict[str, Any]:
+    """Return what a class has of its own; of a session also the methods that are generated."""
+    generated = [base for base in value.__bases__ if base.__name__ == "SessionCollectives"]
+    return {name: m for one in (*generated, value) for name, m in vars(one).items()}
 
 
 EXPORTED = exported()
@@ -92,29 +97,15 @@ def save_model(folder: Path) -> None:
 
 def save_calibration(file: Path) -> None:
     """Save the calibration of a machine without a link, with times that were not measured."""
-    line = Times(((1, 1000),), (1e-6, 1e-3))
-    Calibration(
-        machine=this_machine.name(),
-        backend="shm",
-        workers=2,
-        bandwidth=0.0,
-        latency=0.0,
-        wake=0.0,
-        matmul=Times(((1,), (1,), (1,)), (1e-9,)),
-        blas_matmul=None,
-        collectives=dict.fromkeys(COLLECTIVES, line),
-        reduce=line,
-        copy=line,
-        chunk=1e-6,
-        hide=1e-6,
-        noise=0.01,
-    ).save(file)
+    calibration().save(file)
 
 
 #: The files that examples read, by the names of the examples.
 FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "tvm_ipc.Calibration": ("tvm-ipc-calibration.json", save_calibration),
     "tvm_ipc.models.load": ("model", save_model),
+    "tvm_ipc.models.Batch": ("model", save_model),
+    "tvm_ipc.models.BatchRequest": ("model", save_model),
     "tvm_ipc.models.Model": ("model", save_model),
     "tvm_ipc.models.TextStream": ("model", save_model),
 }

@@ -28,6 +28,14 @@ def test_example_shows_what_it_says(name: str, capsys: pytest.CaptureFixture[str
     assert SHOWN[name] in capsys.readouterr().out
 
 
+def test_decoder_generates_the_same_tokens_on_two_workers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runpy.run_module("tvm_ipc.examples.tensor_parallel_decoder", run_name="__main__")
+    (one, two) = capsys.readouterr().out.splitlines()
+    assert one.replace("workers: 1", "workers: 2") == two
+
+
 def test_each_example_is_run_and_short() -> None:
     programs = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
     assert set(programs) == {*SHOWN, "hugging_face_model"}

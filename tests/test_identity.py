@@ -21,8 +21,7 @@ BY_VALUE = {
     "models/hf/model_folder.py: ModelFolder": "what a JSON file contains",
     "nodes/start_and_watch_agents.py: _Node": "what an agent sent as JSON",
     "runtime/oversized_calls_and_tensors.py: LargeTensor": "the dtype has a value",
-    "verify/compare_collective_arguments.py: DetailPerRank": "as in Signature, rank by rank",
-    "verify/compare_collective_arguments.py: Signature": "numbers, strings, polynomials, None",
+    "verify/per_rank_and_uniform_values.py: PerRank": "numbers, strings, polynomials, None",
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu import kit
 from tvm_ipc import packed_functions
 
 PACKAGE = Path(__file__).resolve().parents[1] / "tvm_ipc"
@@ -23,28 +24,25 @@ CORE: dict[str, tuple[str, ...]] = {
     "errors": (),
     "arguments": (),
     "html_tables": (),
-    "script_namespace": (),
+    "tvm_private_names": ("packed_functions",),
+    "tvm_moved_names": ("tvm_private_names",),
+    "script_namespace": ("tvm_private_names",),
     "lazy_exports": (),
     "index_spans_per_axis": (),
     "this_machine": (),
     "pip_install_commands": (),
     "calibration": ("packed_functions", "errors", "arguments", "this_machine"),
-    "comm": ("packed_functions", "arguments"),
-    "analysis": ("packed_functions", "errors", "comm"),
-    "verify": ("packed_functions", "analysis"),
+    "comm": ("packed_functions", "arguments", "tvm_private_names", "tvm_moved_names"),
+    "analysis": ("packed_functions", "errors", "tvm_private_names", "tvm_moved_names", "comm"),
+    "verify": ("packed_functions", "tvm_moved_names", "analysis"),
     "transform": (
         *("packed_functions", "errors", "arguments", "calibration"),
+        *("tvm_private_names", "tvm_moved_names"),
         *("comm", "analysis", "verify", "html_tables"),
     ),
     "runtime": (
-        *(
-            "packed_functions",
-            "errors",
-            "arguments",
-            "this_machine",
-            "pip_install_commands",
-            "html_tables",
-        ),
+        *("packed_functions", "errors", "arguments", "this_machine", "pip_install_commands"),
+        *("html_tables", "tvm_private_names"),
     ),
 }
 #: The parts that every wing with passes may import.
@@ -54,6 +52,8 @@ _PASSES = (
     "errors",
     "arguments",
     "html_tables",
+    "tvm_private_names",
+    "tvm_moved_names",
     "script_namespace",
     "calibration",
     "comm",
@@ -139,7 +139,9 @@ NAMED_ELSEWHERE = {
     ("disco/exposed_tensors_and_slices.cc", '"tvm_ipc.ExposedTensor"'),  # the name of a class
     ("disco/worker_session_functions.cc", '"tvm_ipc.cuda.bring_up"'),  # Python's
     ("blas/matmul_packed_function.cc", '"tvm_ipc.blas.find"'),  # Python's
-    ("blas/matmul_packed_function.cc", '"tvm_ipc.blas.matmul: "'),  # in errors
+    ("blas/matmul_packed_function.cc", '"tvm_ipc.blas.matmul"'),  # in errors
+    ("blas/attention_packed_function.cc", '"tvm_ipc.blas.attention"'),  # in errors
+    ("blas/batch_attention_packed_function.cc", '"tvm_ipc.blas.batch_attention"'),  # in errors
     ("disco/worker_session_functions.cc", '"runtime.disco.empty"'),  # TVM's
 }
 
@@ -324,7 +326,15 @@ def test_files_are_short() -> None:
 
 
 def test_no_two_classes_of_the_compiler_have_one_name() -> None:
-    parts = ("analysis", "transform", "verify", "spmd/rules", "spmd/placements", "cpu")
+    parts = (
+        "analysis",
+        "transform",
+        "verify",
+        "spmd/rules",
+        "spmd/placements",
+        "spmd/streams",
+        "cpu",
+    )
     files = [path for part in parts for path in (PACKAGE / part).rglob("*.py")]
     names = Counter(name for path in files for name in classes(path.read_text()))
     assert len(names) > 50
@@ -390,23 +400,27 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
         "constants_repeated_in_python.cc",
         "constants_repeated_in_python.h",
         "start_session_with_backend.h",
+        "blas/attention_packed_function.h",
+        "blas/batch_attention_packed_function.cc",
+        "blas/batch_attention_packed_function.h",
         "blas/matmul_packed_function.cc",
         "blas/matmul_packed_function.h",
+        "blas/tensor_view.h",
+        "blas/tvm_thread_pool.cc",
         "engine/serve_mpi_for_node_agent.h",
     }
-    lists = re.findall(
-        r"set\(TVM_IPC_\w+_SOURCES([^)]*)\)",
+    # Folders without TVM are compiled as a whole, but for these.
+    (listed,) = re.findall(
+        r"set\(TVM_IPC_SOURCES_WITH_TVM\s([^)]*)\)",
         (CSRC / "static_libraries_without_tvm.cmake").read_text(),
     )
-    built_without = {Path(name).name for names in lists for name in names.split()}
-    without = {p.name for p in native_files() if p.suffix == ".cc" and native_folder(p) != "disco"}
-    with_tvm = {
-        "register.cc",
-        "constants_repeated_in_python.cc",
-        "start_session_with_backend.cc",
-        "matmul_packed_function.cc",
+    assert set(listed.split()) == {
+        "blas/attention_packed_function.cc",
+        "blas/batch_attention_packed_function.cc",
+        "blas/tvm_thread_pool.cc",
+        "blas/matmul_packed_function.cc",
+        "engine/serve_mpi_for_node_agent.cc",
     }
-    assert built_without == without - {*with_tvm, "serve_mpi_for_node_agent.cc"}
 
 
 def test_only_register_names_packed_functions() -> None:
@@ -417,6 +431,22 @@ def test_only_register_names_packed_functions() -> None:
         for found in packed_name.finditer(path.read_text())
     }
     assert {user for user in users if user[0] != "register.cc"} == NAMED_ELSEWHERE
+
+
+def test_the_kit_for_gpus_has_what_its_tests_import() -> None:
+    tests = Path(__file__).resolve().parent
+    workers = [path for path in (tests / "runtime").glob("*.py") if path.name[:5] != "test_"]
+    pending = [*(tests / "gpu").glob("*.py"), tests / "conftest.py", *workers]
+    found = set(pending)
+    while pending:
+        for name in imported(pending.pop().read_text()):
+            for module in (name, name.rpartition(".")[0]):
+                path = tests.parent / f"{module.replace('.', '/')}.py"
+                if module.startswith("tests.") and path.exists() and path not in found:
+                    found.add(path)
+                    pending.append(path)
+    brought = tuple(str(tests.parent / name) for name in kit.TESTS)
+    assert not [path for path in found if not str(path).startswith(brought)]
 
 
 def test_checks_see_what_they_look_for() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_project_urls import check_urls
+from tvm_ipc.packed_functions import generate_collective_functions
 
 ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "tvm_ipc" / "csrc"
@@ -64,7 +65,7 @@ def wheel(
     return package or build("build_wheel", sdist, tmp_path_factory.mktemp("wheel"))
 
 
-def test_sdist_holds_every_native_source_and_no_binary(sdist: Path) -> None:
+def test_sdist_holds_every_native_source_and_nothing_that_is_built(sdist: Path) -> None:
     def native(root: Path) -> set[str]:
         csrc = root / "tvm_ipc" / "csrc"
         files = (path for path in csrc.rglob("*") if path.is_file())
@@ -73,7 +74,7 @@ def test_sdist_holds_every_native_source_and_no_binary(sdist: Path) -> None:
     assert native(sdist) == native(ROOT)
     assert (sdist / "README.md").is_file()
     assert (sdist / "LICENSE").is_file()
-    assert list(sdist.rglob("*.so")) == []
+    assert [*sdist.rglob("*.so"), *sdist.rglob("*.pyi")] == []
 
 
 def test_wheel_serves_every_python_version(wheel: Path) -> None:
@@ -92,9 +93,14 @@ def test_wheel_holds_library_types_and_entry_points(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         library = archive.read("tvm_ipc/lib/libtvm_ipc.so")
+        stub = archive.read(f"tvm_ipc/packed_functions/{generate_collective_functions.STUB.name}")
         (entry_points,) = (n for n in names if n.endswith("entry_points.txt"))
         text = archive.read(entry_points).decode()
     assert "tvm_ipc/py.typed" in names
+    assert stub.decode() == generate_collective_functions.stub()
+    assert len(names) == len({*names})
+    # The demo runs this program of examples/.
+    assert "tvm_ipc/examples/tensor_parallel_decoder/decoder_model.py" in names
     assert not [name for name in names if "csrc" in name]
     assert [name for name in names if name.endswith(".so")] == ["tvm_ipc/lib/libtvm_ipc.so"]
     assert "[tvm.backends]\ntvm_ipc=tvm_ipc:_autoload" in text.replace(" ", "")

@@ -17,6 +17,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
+from tests.runtime.tensors_of_ranks import put_each
 from tvm_ipc.errors import IPCError, TransformError
 from tvm_ipc.runtime import config
 
@@ -62,9 +63,7 @@ def run(session: Any, path: Path, mod: Any, arguments: list[list[Any]], **option
     main = session.load_vm_module(str(path))["main"]
     inputs = []
     for per_rank in zip(*arguments, strict=True):
-        tensor = session.empty(per_rank[0].shape, str(per_rank[0].dtype))
-        for rank, array in enumerate(per_rank):
-            tensor.debug_copy_from(rank, array)
+        tensor = put_each(session, per_rank)
         inputs.append(tensor)
     return session.get(main(*inputs))
 

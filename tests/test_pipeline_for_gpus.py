@@ -14,8 +14,9 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
+from tests.made_up_calibration import calibration
+from tests.passes_of_tvm import ALLOCATE, FUSE, LOWER
 from tvm_ipc import comm, pipeline
-from tvm_ipc.calibration import Calibration, Times
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions import find
 from tvm_ipc.transform import collect_report
@@ -25,7 +26,7 @@ GRAPHS = {"relax.backend.use_cuda_graph": True}
 DTYPES = ["float16", "bfloat16", "float32"]
 
 
-def layers(dtype: str, rows: int | str = 4, norm: bool = True) -> Any:
+def layers(dtype: str, rows: int | str = 4, norm: bool = True, in_group: bool = False) -> Any:
     """Two products with all-reduce, residual and norm; the weights are static for CUDA graphs."""
     builder = relax.BlockBuilder()
     n = tvm.tirx.Var(rows, "int64") if isinstance(rows, str) else rows
@@ -36,7 +37,7 @@ def layers(dtype: str, rows: int | str = 4, norm: bool = True) -> Any:
             normed = x
             for _ in range(2):
                 total = builder.emit(relax.op.matmul(normed, w))
-                total = builder.emit(relax.op.ccl.allreduce(total, "sum", in_group=False))
+                total = builder.emit(relax.op.ccl.allreduce(total, "sum", in_group))
                 residual = builder.emit(relax.op.add(residual, total))
                 normed = residual
                 if norm:
@@ -104,7 +105,7 @@ def test_all_reduces_read_memory_that_peers_map(dtype: str) -> None:
     assert packed(main) == [
         "runtime.disco.cuda_ipc.alloc_storage",
         "tvm_ipc.allreduce",  # which is told to leave its exit barrier out
-        "runtime.disco.cuda_ipc.custom_allreduce",
+        "tvm_ipc.allreduce",
     ]
 
 
@@ -204,7 +205,7 @@ def test_graphs_hold_collectives() -> None:
     fused = captured(lower(layers("float16"), graphs=True, fuse_epilogue=True))
     assert fused == {"tvm_ipc.allreduce_rms_norm"}
     apart = captured(lower(layers("float16"), graphs=True))
-    assert apart == {"tvm_ipc.allreduce", "runtime.disco.cuda_ipc.custom_allreduce"}
+    assert apart == {"tvm_ipc.allreduce"}
 
 
 @pytest.mark.parametrize("overlap", [None, 1, 2])
@@ -228,11 +229,7 @@ def as_mlc_llm_does(passes: Any) -> tvm.transform.Pass:
     """The order of mlc-llm: with TVM's passes, or with ours, which are imported instead."""
     return tvm.transform.Sequential(
         [
-            relax.transform.LegalizeOps(),
-            relax.transform.AnnotateTIROpPattern(),
-            relax.transform.FoldConstant(),
-            relax.transform.FuseOps(),
-            relax.transform.FuseTIR(),
+            *FUSE,
             dlight.ApplyDefaultSchedule(
                 dlight.gpu.Matmul(),
                 dlight.gpu.GEMV(),
@@ -241,19 +238,12 @@ def as_mlc_llm_does(passes: Any) -> tvm.transform.Pass:
                 dlight.gpu.Fallback(),
             ),
             relax.transform.RewriteDataflowReshape(),
-            relax.transform.ToNonDataflow(),
-            relax.transform.RemovePurityChecking(),
-            relax.transform.CallTIRRewrite(),
+            *ALLOCATE,
             passes.IPCAllReduceRewrite(3),
             passes.StaticPlanBlockMemory(),
             (tvm_ipc.gpu if passes is tvm_ipc.transform else passes).RewriteCUDAGraph(),
             passes.LowerGPUIPCAllocStorage(),
-            relax.transform.LowerAllocTensor(),
-            relax.transform.KillAfterLastUse(),
-            relax.transform.LowerRuntimeBuiltin(),
-            relax.transform.ComputePrimValue(),
-            relax.transform.VMShapeLower(),
-            relax.transform.AttachGlobalSymbol(),
+            *LOWER,
         ]
     )
 
@@ -271,7 +261,8 @@ def test_the_order_of_mlc_llm(whose: str, dtype: str, graphs: bool) -> None:
         return seen[-1]
 
     with tvm.transform.PassContext(config=GRAPHS if graphs else {}):
-        executable = tvm.compile(layers(dtype), TARGET, relax_pipeline=pipeline_for)
+        module = layers(dtype, in_group=True)
+        executable = tvm.compile(module, TARGET, relax_pipeline=pipeline_for)
     assert executable.mod.imports[0].imports[0].kind == "cuda"
     where = captured(seen[0]) if graphs else set(packed(seen[0]["main"]))
     assert "runtime.disco.cuda_ipc.custom_allreduce" in where
@@ -288,36 +279,16 @@ def test_the_order_of_mlc_llm(whose: str, dtype: str, graphs: bool) -> None:
 # ---- what is refused ------------------------------------------------------------------------
 
 
-def calibration(backend: str) -> Calibration:
-    times = Times(((1,),), (1.0,))
-    return Calibration(
-        machine="a machine",
-        backend=backend,
-        workers=2,
-        bandwidth=0.0,
-        latency=0.0,
-        wake=0.0,
-        matmul=Times(((1,), (1,), (1,)), (1.0,)),
-        blas_matmul=None,
-        collectives=dict.fromkeys(("allgather", "reduce_scatter", "allreduce"), times),
-        reduce=times,
-        copy=times,
-        chunk=0.0,
-        hide=0.0,
-        noise=0.0,
-    )
-
-
 def test_a_calibration_is_for_the_devices_it_was_measured_on() -> None:
     wrong = (
         r"overlap is a calibration of a machine with the backend 'shm', which does not apply to "
     )
     with pytest.raises(ValueError, match=wrong + "'cuda'; pass a number of chunks"):
-        tvm_ipc.get_pipeline(TARGET, 2, overlap=calibration("shm"))
+        tvm_ipc.get_pipeline(TARGET, 2, overlap=calibration(machine="a machine", backend="shm"))
     with pytest.raises(ValueError, match=r"the backend 'cuda', which does not apply to 'llvm'"):
-        tvm_ipc.get_pipeline("llvm", 2, overlap=calibration("cuda"))
-    tvm_ipc.get_pipeline(TARGET, 2, overlap=calibration("cuda"))
-    tvm_ipc.get_pipeline("llvm", 2, overlap=calibration("shm"))
+        tvm_ipc.get_pipeline("llvm", 2, overlap=calibration(backend="cuda"))
+    tvm_ipc.get_pipeline(TARGET, 2, overlap=calibration(backend="cuda"))
+    tvm_ipc.get_pipeline("llvm", 2, overlap=calibration(backend="shm"))
 
 
 def test_graphs_of_tvms_pass_are_refused_where_they_hold_shows(

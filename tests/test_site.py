@@ -28,6 +28,7 @@ import pytest
 import tvm
 
 import tvm_ipc
+from tvm_ipc.packed_functions import KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -64,7 +65,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(
             ROOT / name,
             checkout / name,
-            ignore=shutil.ignore_patterns("*.so", "csrc", "lib", "__pycache__"),
+            ignore=shutil.ignore_patterns("*.so", "*.pyi", "csrc", "lib", "__pycache__"),
         )
     project = (checkout / "pyproject.toml").read_text()
     project = re.sub(r'(?m)^Source = ".*"$', f'Source = "{REPOSITORY}"', project)
@@ -98,6 +99,16 @@ def test_the_site_documents_the_checkout(site: Path) -> None:
     page = (site / "reference" / "passes" / "RequireWorkers.html").read_text()
     assert "Only here. " in page
     assert "tvm-ipc run" in (site / "reference" / "commands.html").read_text()
+
+
+def test_operators_and_session_methods_of_collectives_are_documented(site: Path) -> None:
+    """No file of a checkout has their signatures before it is built."""
+    operators = (site / "reference" / "comm.html").read_text()
+    names = (site / "reference" / "api.html").read_text()
+    for kind in KINDS.values():
+        assert f'id="tvm_ipc.comm.{kind.name}"' in operators
+        assert not kind.method_doc or f'id="tvm_ipc.Session.{kind.method}"' in names
+    assert "the axis of <code>x</code> that is split" in operators
 
 
 def test_each_pass_has_a_page_with_a_program_before_and_after_it(site: Path) -> None:

@@ -28,6 +28,7 @@ from tvm_ipc.arguments import quote
 from tvm_ipc.models import weights
 from tvm_ipc.models.hf.compile_cache import CompiledModel
 from tvm_ipc.models.hf.model_folder import ModelFolder
+from tvm_ipc.packed_functions import KINDS, Kind
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
 from tvm_ipc.spmd import Parallelized, ShardSpec
 
@@ -51,6 +52,8 @@ NO_WORDS = re.compile(r"kInvalid|not supported between|is not iterable|object ha
 COUNTS = ["2", None, 2.5, True, np.True_, 0, -1, math.nan, [2], np.array(2), ANYTHING]
 FLAGS = ["yes", None, 1, 0, 0.0, [], ANYTHING]
 NAMES = [3, None, "", b"name", ["name"], True, ANYTHING]
+#: Wrong values of parameters by their types, for names without a line of their own below.
+BY_TYPE = {"bool": FLAGS, "int": COUNTS, "str": NAMES}
 ARRAYS = ["text", None, object(), [[1], [1, 2]], 1j, {"a": 1}, np.array(["text"]), ANYTHING]
 ARRAYS += [np.ones(2, np.longdouble)]
 REFERENCES = [3, None, "text", [1, 2], np.ones(2), tvm.runtime.tensor(np.ones(2)), ANYTHING]
@@ -86,6 +89,8 @@ IDS += [[0, 1 << 40], [1 << 70, 0]]
 TEAMS = [3, None, "01", [], [2], [-1], [0, 0], [0, "1"], [0, 1.0], [0, True], {0: 0}, {0, 1}]
 TEAMS += [[1 << 70], ANYTHING]
 TEAM_OBJECTS = [3, True, "01", [0, 1], (0, 1), {0, 1}, ANYTHING]
+PARTS = [3, "ab", [], [1, 2], [[1, 2]], [[1, 2], [3]], [[1, -1], [1, 1]], {0: [1]}, ANYTHING]
+PARTS += [[[1, 2.5], [1, 1]], [[1 << 63, 1], [1, 1]], np.ones((2, 3), int)]
 COPIES = ["1", None, 1.0, True, -1, 1 << 31, [0], ANYTHING]
 SHAPES = [3, None, "34", (-1,), (2.5,), ("3",), (True,), {3}, (2, None), ANYTHING]
 MODULES = [3, None, "module", max, R.Tensor, ANYTHING]
@@ -114,16 +119,34 @@ def language_model() -> models.Model:
     return model
 
 
+def batch_of_one() -> models.Batch:
+    """A batch with room for one request."""
+    return models.Batch(None, 1, language_model()._check_prompt, lambda: None)  # type: ignore[arg-type]
+
+
+def collective_call(kind: Kind, session: Any, x: DRef) -> Call:
+    """The session method of a kind, with the wrong values of each parameter that it has."""
+    source, target = kind.method_operands
+    wrong = {
+        source: REFERENCES,
+        target: REFERENCES if kind.source_on_root else TARGETS,
+        "op": [*NAMES, "median", "SUM"],
+        "root": RANKS,
+        "in_group": FLAGS,
+        "team": TEAM_OBJECTS,
+        "parts": PARTS,
+    }
+    method = getattr(session, kind.method)
+    parameters = inspect.signature(method).parameters
+    return Call(method, {source: x, target: x}, {name: wrong[name] for name in parameters})
+
+
 def session_calls(session: Any) -> dict[str, Call]:
     x = session.put(np.ones(2))
     host = tvm.runtime.tensor(np.ones(2))
     function = session.get_global_func("runtime.disco.worker_rank")
     whole = ShardSpec("w", "w", (4,), "float32", comm.Mesh({"tp": 1}), (comm.Replica(),))
     in_group = {"in_group": FLAGS, "team": TEAM_OBJECTS}
-    both = {"src": REFERENCES, "dst": TARGETS, **in_group}
-    gathered = {"from_array": REFERENCES, "to_array": TARGETS, **in_group}
-    with_target = {"src": REFERENCES, "dst": REFERENCES, **in_group}
-    scattered = {"from_array": REFERENCES, "to_array": REFERENCES, **in_group}
     anything_else = {
         "self": "the object itself",
         "kwargs": "of `of`",
@@ -189,18 +212,30 @@ def session_calls(session: Any) -> dict[str, Call]:
             language_model().generate,
             {"prompt": [1, 2]},
             {
-                "prompt": [3, None, b"12", [], [67], [-1], [1.0], ["1"], [True], {1}, ANYTHING],
-                "max_new_tokens": COUNTS,
-                "temperature": AMOUNTS,
-                "top_k": one_less(COUNTS, None),
-                "top_p": [*AMOUNTS, 0, 1.5],
-                "seed": ["1", 1.0, True, -1, [0], ANYTHING],
-                "stop": [3, "1", b"1", ["1"], [1.0], [-1], {1: 1}, ANYTHING],
+                "prompt": [
+                    *(3, None, b"12", [], [67], [-1], [1.0], [True], {1}, ANYTHING),
+                    *([[1], []], [[1], 2], [[1], [67]], [[1], b"12"], [[1]] * 17, [[[1]]]),
+                ],
+                **GENERATION,
                 "cancelled": [3, True, "yes", ANYTHING],
+            },
+        ),
+        "batch": Call(language_model().batch, {}, {"size": [*COUNTS, 17]}),
+        "add": Call(
+            batch_of_one().add,
+            {"prompt": [1, 2]},
+            {
+                "prompt": [3, None, b"12", [], [67], [-1], [1.0], [True], {1}, [[1]], ANYTHING],
+                **GENERATION,
             },
         ),
         "call_packed": Call(session.call_packed, {"func": function}, {"func": REFERENCES}),
         "get": Call(session.get, {"reference": x}, {"reference": REFERENCES, "rank": RANKS}),
+        "tuple": Call(
+            session.tuple,
+            {"fields": [x]},
+            {"fields": [3, None, "ab", x, np.ones(2), {3}, [max], [x, [{3}]], ANYTHING]},
+        ),
         "put": Call(session.put, {"array": [1, 2]}, {"array": [*ARRAYS, x, [x, x]]}),
         "empty": Call(
             session.empty,
@@ -231,43 +266,12 @@ def session_calls(session: Any) -> dict[str, Call]:
             {"host_array": host, "remote_array": x},
             {"host_array": [*ARRAYS, np.ones(2), x], "remote_array": REFERENCES},
         ),
-        "allreduce": Call(
-            session.allreduce,
-            {"src": x, "dst": x},
-            {**both, "op": [*NAMES, "median", "SUM"]},
-        ),
         "team": Call(session.team, {"ranks": [0, 1]}, {"ranks": TEAMS, "copy": COPIES}),
-        "reduce_scatter": Call(
-            session.reduce_scatter,
-            {"src": x, "dst": x},
-            {**both, "op": [*NAMES, "median", "SUM"]},
-        ),
-        "reduce": Call(
-            session.reduce,
-            {"src": x, "dst": x},
-            {**both, "op": [*NAMES, "median", "SUM"], "root": RANKS},
-        ),
-        "all_to_all": Call(
-            session.all_to_all,
-            {"src": x, "dst": x},
-            {
-                **both,
-                "parts": [
-                    *(3, "ab", [], [1, 2], [[1, 2]], [[1, 2], [3]], [[1, -1], [1, 1]], {0: [1]}),
-                    *([[1, 2.5], [1, 1]], [[1 << 63, 1], [1, 1]], np.ones((2, 3), int), ANYTHING),
-                ],
-            },
-        ),
-        "allgather": Call(session.allgather, {"src": x, "dst": x}, both),
-        "broadcast_from_worker0": Call(
-            session.broadcast_from_worker0, {"src": x, "dst": x}, with_target
-        ),
-        "scatter_from_worker0": Call(
-            session.scatter_from_worker0, {"from_array": x, "to_array": x}, scattered
-        ),
-        "gather_to_worker0": Call(
-            session.gather_to_worker0, {"from_array": x, "to_array": x}, gathered
-        ),
+        **{
+            kind.method: collective_call(kind, session, x)
+            for kind in KINDS.values()
+            if kind.method_doc
+        },
         "get_global_func": Call(session.get_global_func, {}, {"name": NAMES}),
         "import_python_module": Call(session.import_python_module, {}, {"module_name": NAMES}),
         "load_vm_module": Call(
@@ -299,230 +303,120 @@ def session_calls(session: Any) -> dict[str, Call]:
 
 def compiler_calls() -> dict[str, Call]:
     registry = transform.ScopeRegistry()
-    registries = [3, "registry", {}, transform.ScopeRegistry, ANYTHING]
-    caches = [3, "cache", {}, transform.FreshGlobalSymbols, ANYTHING]
-    names = [one for one in NAMES if one is not None]
-    amounts = [*one_less(COUNTS, None, 0)]
-    budgets = [*amounts, 1 << 80]
-    alignments = [*COUNTS, 3, 48, 1 << 70]
-    module = {"mod": Nothing}
-    strategy = {"allreduce_strategy": "all-reduce strategy"}
-    strategies = ["fastest", "", None, 4, -1, 1.0, True, [1], ANYTHING]
+    optional_names = one_less(NAMES, None)
+    amounts = one_less(COUNTS, None, 0)
+    workers = [*COUNTS, 65]
     user = "what a compiler returns is checked when it returns it"
     result = "a result, which users only read"
-    return {
-        "PipelineAllGather": Call(
-            transform.PipelineAllGather, {"chunks": 2}, {"chunks": COUNTS, "streams": COUNTS}
-        ),
+    by_name: dict[str, list[Any]] = {
+        "alignment": [*COUNTS, 3, 48, 1 << 70],
+        "allreduce_strategy": ["fastest", "", None, 4, -1, 1.0, True, [1], ANYTHING],
+        "axes": [*NAMES, "n k", "n k -> n k -> n", "n n -> n", "n-k -> n", "n -> k"],
+        "barrier_budget": [*amounts, 1 << 80],
+        "cache": [3, "cache", {}, transform.FreshGlobalSymbols, ANYTHING],
+        "caches": [3, None, "x", ["x"], [3], ANYTHING],
+        "calibration": [3, "file.json", ANYTHING],
+        "chunks": COUNTS,
+        "compile_fn": [3, None, "function", [max], ANYTHING],
+        "compile_one": [3, None, "function", [max], ANYTHING],
+        "compiler": optional_names,
+        "customize_legalize_map": [3, "relax.add", {"relax.nothing": max}, ANYTHING],
+        "dump": ["/etc/passwd", "/etc/passwd/below", "", 3, b"folder", "a\0b", ANYTHING],
+        "functions": ["main", 3, [3], [""], ANYTHING],
+        "lanes": [0, 3, 128, "8", 2.0, True, ANYTHING],
+        "mesh": [*one_less(COUNTS, None), None, 65, "tp"],
+        "min_work": amounts,
+        "mod": MODULES,
+        "name": NAMES,
+        "names": [3, "x", ["x"], ANYTHING],
+        "num_groups": COUNTS,
+        "operand": ["0", None, 1.0, True, -1, [0], ANYTHING],
+        "options": [3, "options", ["a"], ANYTHING],
+        "otherwise": [3, "cache", {}, transform.FreshGlobalSymbols, ANYTHING],
+        "overlap": ["file.json", 1.5, "2", True, -1, 65, [], ANYTHING],
+        "passes": [3, None, "passes", [3], [cpu.OffloadBLAS], ANYTHING],
+        "plan": [3, None, "colwise", ["x"], ANYTHING],
+        "prefix": optional_names,
+        "reduced": [3, "k", {"n": "sum"}, {"k": "mean"}, {"q": "sum"}, ANYTHING],
+        "registry": [3, "registry", {}, transform.ScopeRegistry, ANYTHING],
+        "schedule": [3, "pass", tvm.transform.Pass, max, [], ANYTHING],
+        "scopes": ["global", 3, [3], [""], [None], ANYTHING],
+        "sites": [3, "x", ["x"], {"x": -1}, {"x": "2"}, {3: 2}, ANYTHING],
+        "skip_ops": [3, "relax.add", ["relax.nothing"], [3], [""], ANYTHING],
+        "stages": [3, "x", ["x"], [3], ANYTHING],
+        "streams": COUNTS,
+        "symbols": [3, None, "f", ["f"], {3: "f"}, {"f": 3}, {"f": ""}],
+        "target": ["nonsense", "llvm -mcpu=x", "", "vulkan", None, 3, ["llvm"], {}, ANYTHING],
+        "whole": [3, None, ["n"], "q", ANYTHING],
+        "world_size": one_less(workers, None),
+        "writes": [3, "01", ["0"], [1.0], [True], ANYTHING],
+    }
+    calls = {
+        "PipelineAllGather": Call(transform.PipelineAllGather, {"chunks": 2}),
         "LowerPlacements": Call(spmd.LowerPlacements, {}, {"streams": one_less(COUNTS, None)}),
         "get_pipeline": Call(
             tvm_ipc.get_pipeline,
             {"target": "llvm", "world_size": 2},
             {
-                "target": [
-                    "nonsense",
-                    "llvm -mcpu=x",
-                    "",
-                    "vulkan",
-                    None,
-                    3,
-                    ["llvm"],
-                    {},
-                    ANYTHING,
-                ],
-                "world_size": [*COUNTS, 65],
-                "streams": COUNTS,
-                "allreduce_strategy": strategies,
+                "world_size": workers,
                 "num_groups": [*COUNTS, 3],
-                "barrier_budget": budgets,
-                "blas": [one for one in FLAGS if one is not None],
-                "fuse_epilogue": [one for one in FLAGS if one is not None],
-                "async_collectives": FLAGS,
-                "overlap": ["file.json", 1.5, "2", True, -1, 65, [], ANYTHING],
-                "schedule": [3, "pass", tvm.transform.Pass, max, [], ANYTHING],
-                "dump": ["/etc/passwd", "/etc/passwd/below", "", 3, b"folder", "a\0b", ANYTHING],
+                "blas": one_less(FLAGS, None),
+                "fuse_attention": one_less(FLAGS, None),
+                "fuse_epilogue": one_less(FLAGS, None),
             },
-            named=strategy,
-        ),
-        "EraseMemoryScopes": Call(
-            transform.EraseMemoryScopes, {}, {"scopes": ["global", 3, [3], [""], [None], ANYTHING]}
-        ),
-        "FuseAllReduceEpilogue": Call(
-            transform.FuseAllReduceEpilogue,
-            {},
-            {"allreduce_strategy": strategies, "num_groups": COUNTS},
-            named=strategy,
         ),
         "IPCAllReduceRewrite": Call(
             transform.IPCAllReduceRewrite,
             {"allreduce_strategy": 0},
-            {
-                "allreduce_strategy": strategies,
-                "num_groups": COUNTS,
-                "registry": registries,
-            },
-            named=strategy,
+            {"num_groups": one_less(COUNTS, None)},
         ),
-        "InlineCompilerFunctions": Call(
-            transform.InlineCompilerFunctions,
-            {},
-            {"compiler": names, "functions": ["main", 3, [3], [""], ANYTHING]},
+        "FuseAllReduceEpilogue": Call(
+            transform.FuseAllReduceEpilogue, {}, {"num_groups": one_less(COUNTS, None)}
         ),
-        "FuseSupported": Call(
-            transform.FuseSupported,
-            {},
-            {"passes": [3, None, "passes", [3], [cpu.OffloadBLAS], ANYTHING]},
-        ),
-        "ConvertFromCCL": Call(transform.ConvertFromCCL),
-        "ConvertToCCL": Call(transform.ConvertToCCL),
-        "LegalizeOps": Call(
-            transform.LegalizeOps,
-            {},
-            {
-                "customize_legalize_map": [3, "relax.add", {"relax.nothing": max}, ANYTHING],
-                "skip_ops": [3, "relax.add", ["relax.nothing"], [3], [""], ANYTHING],
-                "enable_warning": FLAGS,
-            },
-        ),
-        "LowerExternCalls": Call(transform.LowerExternCalls, {}, {"place_arguments": FLAGS}),
         "MarkCompilerFunctionsAsExtern": Call(
-            transform.MarkCompilerFunctionsAsExtern, {}, {"compiler": NAMES}
-        ),
-        "OffloadBLAS": Call(cpu.OffloadBLAS, {}, {"min_work": amounts}),
-        "ScheduleForCPU": Call(
-            cpu.ScheduleForCPU, {}, {"lanes": [0, 3, 128, "8", 2.0, True, ANYTHING]}
-        ),
-        "OutlineCompilerFunctions": Call(
-            transform.OutlineCompilerFunctions, {}, {"compiler": names, "cache": caches}
+            transform.MarkCompilerFunctionsAsExtern, {}, {"compiler": one_less(NAMES, None)}
         ),
         "OverlapCommunication": Call(
             transform.OverlapCommunication,
             {"chunks": 2},
-            {
-                "calibration": [3, "file.json", ANYTHING],
-                "chunks": [-1, 65, 1.5, "2", True, ANYTHING],
-                "sites": [3, "x", ["x"], {"x": -1}, {"x": "2"}, {3: 2}, ANYTHING],
-                "blas": FLAGS,
-                "world_size": [*one_less(COUNTS, None), 65],
-                "num_groups": COUNTS,
-            },
+            {"chunks": [-1, 65, 1.5, "2", True, ANYTHING]},
         ),
         "parallelize": Call(
-            tvm_ipc.parallelize,
-            {"mod": Nothing, "plan": {"x": "replicated"}, "mesh": 2},
-            {
-                "mod": MODULES,
-                "plan": [3, None, "colwise", ["x"], ANYTHING],
-                "mesh": [*one_less(COUNTS, None), None, 65, "tp"],
-                "names": [3, "x", ["x"], ANYTHING],
-                "caches": [3, None, "x", ["x"], [3], ANYTHING],
-                "calibration": [3, "file.json", ANYTHING],
-                "stages": [3, "x", ["x"], [3], ANYTHING],
-            },
+            tvm_ipc.parallelize, {"mod": Nothing, "plan": {"x": "replicated"}, "mesh": 2}
         ),
         "declare_rule": Call(
             spmd.declare_rule,
             {"name": "tests.declared", "axes": "n k, k m -> n m", "reduced": {"k": "sum"}},
-            {
-                "name": NAMES,
-                "axes": [*NAMES, "n k", "n k -> n k -> n", "n n -> n", "n-k -> n", "n -> k"],
-                "whole": [3, None, ["n"], "q", ANYTHING],
-                "reduced": [3, "k", {"n": "sum"}, {"k": "mean"}, {"q": "sum"}, ANYTHING],
-                "linear": FLAGS,
-                "zeros": FLAGS,
-            },
-        ),
-        "ElideConcatCopies": Call(transform.ElideConcatCopies),
-        "PlanMemoryScopes": Call(
-            transform.PlanMemoryScopes,
-            {},
-            {"registry": registries, "specialise_transparent": FLAGS},
         ),
         "RequireWorkers": Call(
             transform.RequireWorkers,
             {"world_size": 2},
-            {"world_size": [*COUNTS, 65], "num_groups": [*COUNTS, 3]},
+            {"world_size": workers, "num_groups": [*COUNTS, 3]},
         ),
-        "AsyncCollectives": Call(transform.AsyncCollectives),
-        "RewriteCUDAGraph": Call(gpu.RewriteCUDAGraph),
         "RunModuleCodegen": Call(
             transform.RunModuleCodegen,
             {"compiler": "mine", "compile_fn": max},
-            {
-                "compiler": NAMES,
-                "compile_fn": [3, None, "function", [max], ANYTHING],
-                "options": [3, "options", ["a"], ANYTHING],
-                "cache": caches,
-                "lower": FLAGS,
-            },
+            {"compiler": NAMES},
         ),
-        "StaticPlanBlockMemory": Call(
-            transform.StaticPlanBlockMemory,
-            {},
-            {"packed": FLAGS, "alignment": alignments, "barrier_budget": budgets},
-        ),
-        "VerifyCrossRankSafety": Call(
-            transform.VerifyCrossRankSafety,
-            {},
-            {
-                "assume_no_exit_barrier": FLAGS,
-                "refuse_unknown": FLAGS,
-                "world_size": [*one_less(COUNTS, None), 65],
-                "num_groups": COUNTS,
-            },
-        ),
-        "verify_cross_rank_safety": Call(
-            transform.verify_cross_rank_safety,
-            module,
-            {
-                "mod": MODULES,
-                "assume_no_exit_barrier": FLAGS,
-                "world_size": [*one_less(COUNTS, None), 65],
-                "num_groups": COUNTS,
-            },
-        ),
-        "plan_memory": Call(
-            transform.plan_memory,
-            module,
-            {
-                "mod": MODULES,
-                "packed": FLAGS,
-                "alignment": alignments,
-                "barrier_budget": budgets,
-            },
-        ),
-        "script": Call(transform.script, {}, {"mod": MODULES}),
+        "verify_cross_rank_safety": Call(transform.verify_cross_rank_safety, {"mod": Nothing}),
+        "plan_memory": Call(transform.plan_memory, {"mod": Nothing}),
         "compile_blas": Call(
             cpu.compile_blas,
             {"_options": {}},
             {"functions": MODULES},
             free={"_options": "not used"},
         ),
-        "compile_each": Call(
-            transform.compile_each, {}, {"compile_one": [3, None, "function", [max], ANYTHING]}
-        ),
         "register_scope": Call(
             registry.register_scope,
             {"scope": "mine"},
-            {"scope": [*NAMES, "two words"], "transparent": FLAGS},
+            {"scope": [*NAMES, "two words"]},
         ),
         "demand_scope": Call(
             registry.demand_scope,
             {"name": "f", "scope": "ipc_memory"},
-            {
-                "name": [*NAMES, "two words", "f "],
-                "scope": [*NAMES, "nowhere"],
-                "operand": ["0", None, 1.0, True, -1, [0], ANYTHING],
-                "writes": [3, "01", ["0"], [1.0], [True], ANYTHING],
-            },
+            {"name": [*NAMES, "two words", "f "], "scope": [*NAMES, "nowhere"]},
         ),
-        "FreshGlobalSymbols": Call(transform.FreshGlobalSymbols, {}, {"prefix": names}),
-        "ExistingGlobalSymbols": Call(transform.ExistingGlobalSymbols, {}, {"otherwise": caches}),
-        "MappedGlobalSymbols": Call(
-            transform.MappedGlobalSymbols,
-            {"symbols": {}},
-            {"symbols": [3, None, "f", ["f"], {3: "f"}, {"f": 3}, {"f": ""}], "otherwise": caches},
-        ),
+        "MappedGlobalSymbols": Call(transform.MappedGlobalSymbols, {"symbols": {}}),
         "Compiled": Call(
             transform.Compiled,
             free=dict.fromkeys(inspect.signature(transform.Compiled).parameters, user),
@@ -537,22 +431,37 @@ def compiler_calls() -> dict[str, Call]:
             transform.ScopeRegistry,
             free=dict.fromkeys(("scopes", "added", "written"), "filled by its methods"),
         ),
-        **{
-            name: Call(getattr(transform, name)) for name in ("GlobalSymbolCache", "collect_report")
-        },
-        "blas_patterns": Call(cpu.blas_patterns),
-        "cpu_target": Call(cpu.cpu_target),
-        # TVM's wrapper shows no signature of a pass without options.
-        **{
-            name: Call(getattr(transform, name), free={"args": "none", "kwargs": "none"})
-            for name in ("LowerGPUIPCAllocStorage", "LowerPackedAllocTensor")
-        },
     }
+    for name, function in public_compiler():
+        call = calls.setdefault(name, Call(function))
+        call.named["allreduce_strategy"] = "all-reduce strategy"
+        add_wrong_values(call, by_name)
+    return calls
+
+
+def add_wrong_values(call: Call, by_name: dict[str, list[Any]]) -> None:
+    """Add the wrong values that follow from the names and types of parameters."""
+    for name, parameter in inspect.signature(call.function).parameters.items():
+        of_type = BY_TYPE.get(getattr(parameter.annotation, "__name__", parameter.annotation))
+        values = of_type if of_type is FLAGS else by_name.get(name, of_type)
+        if values is not None and name not in call.free:
+            call.wrong.setdefault(name, values)
 
 
 def one_less(values: list[Any], *without: Any) -> list[Any]:
     """The values but for those that are meant, such as None and 0; True is no 1."""
     return [v for v in values if not any(v is w for w in without)]
+
+
+#: Wrong options of a generation.
+GENERATION = {
+    "max_new_tokens": COUNTS,
+    "temperature": AMOUNTS,
+    "top_k": one_less(COUNTS, None),
+    "top_p": [*AMOUNTS, 0, 1.5],
+    "seed": ["1", 1.0, True, -1, [0], ANYTHING],
+    "stop": [3, "1", b"1", ["1"], [1.0], [-1], {1: 1}, ANYTHING],
+}
 
 
 def communication_calls() -> dict[str, Call]:
@@ -565,6 +474,8 @@ def communication_calls() -> dict[str, Call]:
         "x": [3, None, "x", np.ones(2), ANYTHING],
         "reduction": [3, None, "", "mean", ["sum"], ANYTHING],
         "root": ["0", None, 0.0, True, -1, [0], x, ANYTHING],
+        "root_rank": [*one_less(axes, None), 64],
+        "scale": ["1", True, math.nan, math.inf, [1.0], x, ANYTHING],
         "axis": axes,
         "split_axis": axes,
         "concat_axis": axes,
@@ -580,6 +491,7 @@ def communication_calls() -> dict[str, Call]:
         "placements": [3, None, "R", [], ["R", "R"], {"dp": "R"}, ANYTHING],
         "ranks": ["01", 3, [0], [0, 0], [0, 64], ["0", 1], {0: 1}, ANYTHING],
         "stream": one_less(axes, None),
+        "force": FLAGS,
         "inserted": FLAGS,
         "collective": [3, None, "x", x, comm.take_shard(x, workers=2), ANYTHING],
         "out": [3, None, "x", np.ones(2), ANYTHING],
@@ -604,7 +516,14 @@ def communication_calls() -> dict[str, Call]:
             ANYTHING,
         ],
         "shape": [3, None, "34", (-1,), (2.5,), ("3",), (True,), {3}, (2, None), ANYTHING],
+        "capacity": one_less(extents, None),
+        "num_experts": COUNTS,
+        "activation": [*NAMES, "tanh"],
     }
+    tensors = ("counts", "experts", "rows", "received", "weights", "row_experts", "weight")
+    wrong |= dict.fromkeys((*tensors, "gate_up", "down"), wrong["x"])
+    ids = relax.Var("ids", relax.TensorType((4, 2), "int64"))
+    stack = relax.Var("stack", relax.TensorType((3, 4, 4), "float32"))
     mesh = {"mesh": [["tp", 2]], "placements": ["R"]}
     right = {
         "permute": {"pairs": [[0, 1]]},
@@ -619,6 +538,11 @@ def communication_calls() -> dict[str, Call]:
         "own_slice": {"tensor": x, "shift": 1, "shape": (2,)},
         "reduce_slices": {"slices": [x, x], "out": x},
         "assemble": {"slices": [x], "positions": [(0, 4, 0)], "out": x},
+        "ragged_all_to_all": {"counts": ids, "capacity": 8},
+        "moe_dispatch": {"experts": ids, "num_experts": 4},
+        "moe_combine": {"rows": x, "received": ids, "positions": ids, "weights": x},
+        "expert_matmul": {"rows": x, "row_experts": ids, "weight": stack},
+        "moe": {"experts": ids, "weights": x, "gate_up": stack, "down": stack},
     }
     calls = {}
     for name, function in public_communication():
@@ -693,6 +617,8 @@ def public_session() -> Iterator[tuple[str, Any]]:
     yield "load_weights", tvm_ipc.load_weights
     yield "hf.load", models.load
     yield "generate", language_model().generate
+    yield "batch", language_model().batch
+    yield "add", batch_of_one().add
     ffi = {"id_", "is_", "same_as"}  # of every object of tvm_ffi
     for kind in (tvm_ipc.Session, DRef, DPackedFunc, DModule):
         for name, value in inspect.getmembers(kind, callable):

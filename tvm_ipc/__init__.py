@@ -8,12 +8,11 @@ imports it on first use.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from tvm_ipc import errors, packed_functions, script_namespace
 from tvm_ipc.lazy_exports import export_on_first_use
-from tvm_ipc.runtime import startup_hooks, worker_pool_interface
+from tvm_ipc.runtime import startup_hooks
 
 if TYPE_CHECKING:
     from tvm_ipc import comm, cpu, gpu, models, spmd, transform
@@ -53,14 +52,8 @@ __all__ = [
 ]
 
 
-def _start_node_pool(where: str, hosts: Any, num_workers: int) -> Any:
-    return importlib.import_module("tvm_ipc.nodes.session_hosts_argument").read(
-        where, hosts, num_workers
-    )
-
-
 # The runtime imports no other folder, so they are registered with it here.
-worker_pool_interface.node_pool_factory = _start_node_pool
+startup_hooks.hosts_module = "tvm_ipc.nodes.session_hosts_argument"
 startup_hooks.modules += [
     "tvm_ipc.cpu.openblas_discovery",
     "tvm_ipc.gpu.patch_cuda_header_search",

@@ -139,6 +139,26 @@ def above_zero(name: str, value: object, expected: str) -> float:
     return number
 
 
+def not_negative(name: str, value: object, expected: str, most: float = math.inf) -> float:
+    """Check a finite number, 0 to `most`, and return it."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise wrong_type(name, expected, value)
+    number = _as_float(value)
+    if not 0 <= number <= most or math.isinf(number):
+        raise wrong_value(name, expected, value)
+    return number
+
+
+def finite(name: str, value: object) -> float:
+    """Check a finite number, and return it."""
+    expected = "a finite number"
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise wrong_type(name, expected, value)
+    if not math.isfinite(number := _as_float(value)):
+        raise wrong_value(name, expected, value)
+    return number
+
+
 def _as_float(value: numbers.Real) -> float:
     try:
         return float(value)

@@ -167,11 +167,7 @@ class Calibration:
         arguments.integer("Calibration: workers", self.workers, expected, 1, MAX_WORKERS)
         for name in ("bandwidth", "latency", "wake", "chunk", "hide", "noise"):
             value = getattr(self, name)
-            expected = "a number, 0 or more"
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise arguments.wrong_type(f"Calibration: {name}", expected, value)
-            if not 0 <= value < math.inf:
-                raise arguments.wrong_value(f"Calibration: {name}", expected, value)
+            arguments.not_negative(f"Calibration: {name}", value, "a number, 0 or more")
         tables = [("matmul", self.matmul, 3), ("reduce", self.reduce, 1), ("copy", self.copy, 1)]
         if self.blas_matmul is not None:
             tables.append(("blas_matmul", self.blas_matmul, 3))
@@ -245,26 +241,19 @@ class Calibration:
         calibration = _read(source)
         gpus = calibration.backend not in backends_of("cpu")
         here = calibration.machine if any_machine else this_machine.name(gpus=gpus)
+        worker_counts = calibration.workers, workers or calibration.workers
         differences = [
             f"it was measured {preposition} {measured}, and this is {required}"
             for preposition, measured, required in (
                 ("on", calibration.machine, here),
                 ("with the backend", calibration.backend, backend or calibration.backend),
-                (
-                    "for",
-                    _count_workers(calibration.workers),
-                    _count_workers(workers or calibration.workers),
-                ),
+                ("for", *(arguments.counted(n, "worker") for n in worker_counts)),
             )
             if measured != required
         ]
         if differences:
             raise IPCError(f"the calibration {source} is stale: {'; '.join(differences)}: {_AGAIN}")
         return calibration
-
-
-def _count_workers(count: int) -> str:
-    return f"{count} worker{'s' * (count != 1)}"
 
 
 def _read(source: Path) -> Calibration:

@@ -8,8 +8,8 @@
 The pipeline consists of TVM's own passes for the target, and passes of tvm_ipc between them:
 
     1 dispatch   lower programs for all ranks to the program of one rank; overlap matmuls with
-                 communication; fuse all-reduces with the norm after them; offload matmuls to
-                 BLAS; run TVM's library dispatch
+                 communication; fuse all-reduces with the norm after them, and attention, if
+                 requested; offload matmuls to BLAS; run TVM's library dispatch
     2 legalize   turn operators into kernels, one for all equal calls; fuse kernels
     3 schedule   run the caller's schedule pass, if any; on CPUs, schedule the remaining kernels
     4 dataflow   allocate outputs explicitly, including those of external compilers' functions
@@ -23,8 +23,9 @@ The pipeline consists of TVM's own passes for the target, and passes of tvm_ipc 
                  collectives check the number of workers
     9 finalize   run the rest of TVM's pipeline
 
-A module without collectives passes through the same phases. If `TVM_IPC_VERIFY_EACH=1` is set, the
-pipeline checks after each phase that the module is well-formed.
+After the placements are lowered, local functions are lifted, and a module with tensors on two
+devices is refused. A module without collectives passes through the same phases. If
+`TVM_IPC_VERIFY_EACH=1` is set, the pipeline checks after each phase that the module is well-formed.
 """
 
 from __future__ import annotations
@@ -40,15 +41,17 @@ from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, relax_functions, walk
 from tvm_ipc.calibration import Calibration
-from tvm_ipc.comm import CollectiveAttrs
+from tvm_ipc.comm import CollectiveAttrs, Mesh
 from tvm_ipc.comm.collective_attrs import check_attributes
 from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
+from tvm_ipc.comm.expert_ops import RAGGED_OPERATORS
 from tvm_ipc.comm.place_op import NAME as PLACE
 from tvm_ipc.comm.place_op import mesh_of
-from tvm_ipc.cpu import OffloadBLAS, ScheduleForCPU
+from tvm_ipc.cpu import FuseAttention, OffloadBLAS, ScheduleForCPU
 from tvm_ipc.cpu import openblas_discovery as blas_library
+from tvm_ipc.cpu.blas.byoc_backend import COMPILER as BLAS_COMPILER
 from tvm_ipc.errors import TransformError
 from tvm_ipc.gpu import RewriteCUDAGraph
 from tvm_ipc.gpu.rewrite_cuda_graph import uses_cuda_graphs
@@ -72,6 +75,8 @@ from tvm_ipc.transform import (
     VerifyCrossRankSafety,
     script,
 )
+from tvm_ipc.transform.lift_local_functions import lift_local_functions
+from tvm_ipc.transform.one_device_per_worker import check_one_device
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.transform.well_formedness import check_input, check_phase
 
@@ -92,6 +97,7 @@ _BOUND_OPS: Final = (
     "relax.ccl.allgather",
     "relax.ccl.scatter_from_worker0",
     COLLECTIVE,
+    *RAGGED_OPERATORS,
     _HINT,
 )
 
@@ -106,6 +112,7 @@ def get_pipeline(
     num_groups: int = 1,
     barrier_budget: int | None = None,
     blas: bool | None = None,
+    fuse_attention: bool | None = None,
     fuse_epilogue: bool | None = None,
     schedule: tvm.transform.Pass | None = None,
     async_collectives: bool = False,
@@ -127,6 +134,8 @@ def get_pipeline(
     blas : whether matmuls on a CPU are offloaded to OpenBLAS (see `OffloadBLAS`). By default (None)
         they are offloaded if OpenBLAS is installed. It must also be installed where the program
         runs.
+    fuse_attention : whether attention becomes one function, which needs no memory for scores (see
+        `FuseAttention`). By default (None) it does for CPUs; there is none for GPUs.
     fuse_epilogue : whether an all-reduce, the addition of a residual and the norm after it become
         one function (see `FuseAllReduceEpilogue`). By default (None) they do, except in programs
         that CUDA graphs capture, where three kernels are faster than the fused one.
@@ -138,8 +147,10 @@ def get_pipeline(
     overlap : whether matmuls overlap with the communication before or after them. If you pass a
         calibration, they do where that is predicted to be faster. If you pass a number, all of them
         are split into that many chunks. See `OverlapCommunication`.
-    streams : the number of chunks that are gathered or multiplied at the same time, for matmuls
-        along an axis that `comm.place` marks for streams. See `LowerPlacements`.
+    streams : the number of chunks that are communicated or computed at the same time, for tensors
+        that `comm.place` marks for streams. For the target `cuda`, chunk i is computed on stream
+        i % `streams` of the GPU. If `overlap` is a calibration, marks that do not pay are left out.
+        See `LowerPlacements`.
     dump : a folder to which the module is written after each phase, as TVMScript.
 
     Returns
@@ -178,17 +189,24 @@ def get_pipeline(
     if schedule is not None:
         expected = "a pass, or None"
         arguments.instance("get_pipeline: schedule", schedule, tvm.transform.Pass, expected)
-    epilogue = _epilogue(fuse_epilogue, target, allreduce_strategy, num_groups)
+    epilogue = _epilogue(fuse_epilogue, target, allreduce_strategy, num_groups, world_size)
     use_async = arguments.flag("get_pipeline: async_collectives", async_collectives)
     folder = _folder(dump)
     verify_each = config.verify_each()
     streams = arguments.integer(
         "get_pipeline: streams", streams, "a number of streams, 1 or more", 1
     )
-    placements = LowerPlacements(streams=streams)
     rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
     use_blas, blas_reason = _blas(target, blas)
+    compilers = (BLAS_COMPILER,) if use_blas else ()
+    attention = _attention(target, fuse_attention)
     _check_calibration(overlap, target)
+    placements = LowerPlacements(
+        streams=streams,
+        calibration=overlap if isinstance(overlap, Calibration) else None,
+        blas=use_blas,
+        compute_streams=target.kind.name == "cuda",
+    )
     overlap_passes = _overlap(overlap, blas=use_blas, world_size=world_size, num_groups=num_groups)
     before_plan, after_plan, finalize = _memory_passes(target)
     plan = StaticPlanBlockMemory(
@@ -200,6 +218,7 @@ def get_pipeline(
             [
                 *overlap_passes,
                 *epilogue,
+                *attention,
                 *([OffloadBLAS()] if use_blas else []),
                 *_for_target(target, "library_dispatch_passes"),
             ],
@@ -236,10 +255,13 @@ def get_pipeline(
     @tvm.transform.module_pass(opt_level=0, name="tvm_ipc.pipeline")  # type: ignore[untyped-decorator]
     def pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         check_input(mod)
-        _check_meshes(mod, world_size)
+        has_local_functions = _check_meshes(mod, world_size)
         mod = tvm.transform.Sequential([placements], name="tvm_ipc.placements")(mod)
         if verify_each:
             check_phase("placements", mod)
+        if has_local_functions:
+            mod = lift_local_functions("get_pipeline", mod, compilers)
+        check_one_device("get_pipeline", mod, target)
         _check_workers_and_devices(mod, target, world_size, world_size // num_groups)
         note(Decision("get_pipeline", "", "BLAS", "used" if use_blas else "not used", blas_reason))
         with target:
@@ -260,9 +282,10 @@ def _epilogue(
     target: tvm.target.Target,
     strategy: AllReduceStrategy | int | str,
     num_groups: int,
+    world_size: int,
 ) -> list[tvm.transform.Pass]:
     """Return the pass that fuses all-reduces with the norm after them, where it is to run."""
-    fuse: Any = FuseAllReduceEpilogue(strategy, num_groups=num_groups)
+    fuse: Any = FuseAllReduceEpilogue(strategy, num_groups=num_groups, world_size=world_size)
     if requested is not None:
         return [fuse] if arguments.flag("get_pipeline: fuse_epilogue", requested) else []
     if target.kind.name != "cuda":
@@ -277,6 +300,17 @@ def _epilogue(
         return mod
 
     return [fuse_without_graphs]
+
+
+def _attention(target: tvm.target.Target, requested: bool | None) -> list[tvm.transform.Pass]:
+    """Return the pass that fuses attention, where it is to run."""
+    if requested is not None:
+        requested = arguments.flag("get_pipeline: fuse_attention", requested)
+    is_cpu = _TARGETS[target.kind.name] is cpu_pipeline
+    if requested and not is_cpu:
+        kind = target.kind.name
+        raise ValueError(f"get_pipeline: fuse_attention is for CPUs, not for {kind!r}")
+    return [FuseAttention()] if is_cpu and requested is not False else []
 
 
 def _blas(target: tvm.target.Target, requested: bool | None) -> tuple[bool, str]:
@@ -421,34 +455,45 @@ def _memory_passes(
     return passes[:plan], passes[plan + 1 : lower], passes[lower:]
 
 
-def _check_meshes(mod: tvm.IRModule, world_size: int) -> None:
-    for global_var, function in mod.functions_items():
-        for call in calls(function) if isinstance(function, relax.Function) else ():
-            if not call.op.same_as(_PLACE):
-                continue
-            mesh = mesh_of(call.attrs)
-            if sorted(mesh.ranks) != list(range(world_size)):
-                raise TransformError(
-                    f"get_pipeline: function {global_var.name_hint!r} places tensors on {mesh}, "
-                    f"but world_size is {world_size}; use a mesh of the ranks "
-                    f"{arguments.ranks_below(world_size)}, or pass the world_size of the mesh"
-                )
+def _check_meshes(mod: tvm.IRModule, world_size: int) -> bool:
+    """Check the meshes; return whether functions contain functions, which the same walk finds."""
+    has_local_functions = False
+    for global_var, function in relax_functions(mod):
+        meshes: dict[Mesh, None] = {}
+        for _, value in walk(function):
+            if type(value) is not relax.Call:
+                has_local_functions = has_local_functions or type(value) is relax.Function
+            elif value.op.same_as(_PLACE):
+                meshes[mesh_of(value)] = None
+        ranks = {rank for mesh in meshes for rank in mesh.ranks}
+        if meshes and sorted(ranks) != list(range(world_size)):
+            raise TransformError(
+                f"get_pipeline: function {global_var.name_hint!r} places tensors on "
+                f"{' and on '.join(map(str, meshes))}, but world_size is {world_size}; use "
+                f"{'a mesh' if len(meshes) == 1 else 'meshes'} of the ranks "
+                f"{arguments.ranks_below(world_size)}, or pass the world_size of the mesh"
+            )
+    return has_local_functions
 
 
 def _check_workers_and_devices(
     mod: tvm.IRModule, target: tvm.target.Target, world_size: int, group_size: int
 ) -> None:
-    for name, op, attrs in _bound_calls(mod):
+    for name, op, call in _bound_calls(mod):
+        attrs = call.attrs
         if op == _HINT:
             _check_hint(name, tvm.device(int(attrs.device_type), int(attrs.index)), target)
         else:
             if op == COLLECTIVE:
+                attrs = CollectiveAttrs.of(call)
                 check_attributes(attrs)
+            elif op in RAGGED_OPERATORS and int(attrs.workers) == 1:
+                continue  # without communication
             in_group, workers = _workers(attrs)
             expected = group_size if in_group else world_size
             _check_workers(name, op, workers or expected, in_group, expected)
-            if op == COLLECTIVE and not isinstance(attrs.team, str):
-                _check_ranks(name, attrs, world_size, mod[name].attrs)
+            if not isinstance(getattr(attrs, "team", ""), str):
+                _check_ranks(name, op, attrs, world_size, mod[name].attrs)
 
 
 def _check_hint(name: str, device: tvm.runtime.Device, target: tvm.target.Target) -> None:
@@ -471,40 +516,49 @@ def _check_workers(name: str, op: str, workers: int, in_group: bool, expected: i
 
 def _workers(attrs: Any) -> tuple[bool, int]:
     """Return whether a collective is over a group, and its number of workers, or 0 if unknown."""
-    if not isinstance(attrs, CollectiveAttrs):
+    if not hasattr(attrs, "team"):
         return bool(getattr(attrs, "in_group", False)), int(attrs.num_workers)
     return attrs.team == "group", int(attrs.workers) if isinstance(attrs.team, str) else 0
 
 
-def _check_ranks(name: str, attrs: CollectiveAttrs, world_size: int, function_attrs: Any) -> None:
+def _check_ranks(name: str, op: str, attrs: Any, world_size: int, function_attrs: Any) -> None:
+    kind = str(attrs.kind) if op == COLLECTIVE else op.rpartition(".")[2]
     ranks = {int(rank) for team in attrs.team for rank in team}
+    if op == COLLECTIVE and attrs.root_rank is not None:
+        ranks.add(attrs.root_rank)
     if RUN_BY in (function_attrs or {}) and ranks <= set(range(world_size)):
         without_team = sorted({int(rank) for rank in function_attrs[RUN_BY]} - ranks)
         if without_team:
             raise TransformError(
-                f"get_pipeline: function {name!r} has a collective ({attrs.kind}) over "
+                f"get_pipeline: function {name!r} has a collective ({kind}) over "
                 f"{_teams(attrs)}, but rank {without_team[0]} runs it too ({RUN_BY}); each rank "
                 "that runs it must be in one team"
             )
-    elif ranks != set(range(world_size)):
+    elif not ranks <= set(range(world_size)):
         raise TransformError(
-            f"get_pipeline: function {name!r} has a collective ({attrs.kind}) over "
+            f"get_pipeline: function {name!r} has a collective ({kind}) over "
+            f"{_teams(attrs)}, but world_size is {world_size}; a team consists of the ranks "
+            f"{arguments.ranks_below(world_size)}"
+        )
+    elif op != COLLECTIVE and ranks != set(range(world_size)):
+        raise TransformError(
+            f"get_pipeline: function {name!r} has a collective ({kind}) over "
             f"{_teams(attrs)}, but world_size is {world_size}; each of the ranks "
             f"{arguments.ranks_below(world_size)} must be in one team"
         )
 
 
-def _teams(attrs: CollectiveAttrs) -> str:
+def _teams(attrs: Any) -> str:
     teams = [list(team) for team in attrs.team]
     return f"the team {teams[0]}" if len(teams) == 1 else f"the teams {teams}"
 
 
-def _bound_calls(mod: tvm.IRModule) -> Iterator[tuple[str, str, Any]]:
-    """Yield function name, operator and attributes of calls bound to workers or a device."""
+def _bound_calls(mod: tvm.IRModule) -> Iterator[tuple[str, str, relax.Call]]:
+    """Yield function name, operator and call of calls bound to workers or a device."""
     # Comparing the addresses of operators is faster than comparing their names.
     names = {tvm.ir.Op.get(name).__chandle__(): name for name in _BOUND_OPS}
     for global_var, function in mod.functions_items():
         for call in calls(function) if isinstance(function, relax.Function) else ():
             name = names.get(call.op.__chandle__())
             if name is not None:
-                yield str(global_var.name_hint), name, call.attrs
+                yield str(global_var.name_hint), name, call

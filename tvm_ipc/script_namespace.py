@@ -15,8 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-#: Programs import the first module as `R`; the parser looks names up in the second.
-_SCRIPT_MODULES = ("tvm.relax.script", "tvm.relax.script.parser")
+from tvm_ipc.tvm_private_names import SCRIPT_MODULES, set_script_namespace
 
 
 class _LazyComm(ModuleType):
@@ -32,7 +31,7 @@ class _ScriptFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _SCRIPT_MODULES:
+        if fullname not in SCRIPT_MODULES:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
@@ -49,13 +48,14 @@ class _ScriptFinder(importlib.abc.MetaPathFinder):
 
 def _add_comm(module: Any) -> None:
     if not hasattr(module, "comm"):
-        module.comm = sys.modules.get("tvm_ipc.comm") or _LazyComm("tvm_ipc.comm")
+        comm = sys.modules.get("tvm_ipc.comm") or _LazyComm("tvm_ipc.comm")
+        set_script_namespace(module, comm)
 
 
 def install() -> None:
     """Add `comm` to the modules of TVMScript, now or when they are imported."""
     if not any(isinstance(finder, _ScriptFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _ScriptFinder())
-    for name in _SCRIPT_MODULES:
+    for name in SCRIPT_MODULES:
         if module := sys.modules.get(name):
             _add_comm(module)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads our docstrings, in which `name : text` says what a parameter is; its type is in the code.
+"""Read our docstrings, in which `name : text` describes a parameter; its type is in the code.
 
 A pass is a class whose options are its parameters (`transform/module_pass.py`); it gets the
 constructor that `module_pass` makes of them.

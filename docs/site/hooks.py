@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pages say that the code knows: `<!-- made of: NAME -->` becomes what NAME below returns.
+"""Replace `<!-- made of: NAME -->` in pages by the result of the function NAME below.
 
 The pages describe the checkout, also where another tvm_ipc is installed or none is. Nothing here
 imports TVM.
@@ -23,12 +23,12 @@ from mkdocs.structure.files import File
 #: Parsers of commands that read their own options, and what follows `tvm-ipc`.
 PARSERS = {
     "tvm-ipc": "tvm_ipc.tools.command_line:_parser",
-    "tvm-ipc doctor": "tvm_ipc.tools.command_line:_doctor_parser",
-    "tvm-ipc demo": "tvm_ipc.tools.demo.options:_parser",
-    "tvm-ipc explain": "tvm_ipc.tools.explain.command:_parser",
-    "tvm-ipc bench": "tvm_ipc.tools.bench.options:_parser",
-    "tvm-ipc bench overlap": "tvm_ipc.tools.bench.options:_overlap_parser",
-    "tvm-ipc run": "tvm_ipc.tools.run.options:_parser",
+    "tvm-ipc doctor": "tvm_ipc.tools.doctor.command:parser",
+    "tvm-ipc demo": "tvm_ipc.tools.demo.options:parser",
+    "tvm-ipc explain": "tvm_ipc.tools.explain.options:parser",
+    "tvm-ipc bench": "tvm_ipc.tools.bench.options:parser",
+    "tvm-ipc bench overlap": "tvm_ipc.tools.bench.options:overlap_parser",
+    "tvm-ipc run": "tvm_ipc.tools.run.options:parser",
     "tvm-ipc node": "tvm_ipc.tools.command_line:_node_parser",
 }
 
@@ -59,8 +59,11 @@ def models() -> str:
 
 
 def comm() -> str:
-    """Return the names of tvm_ipc.comm."""
-    return _described("tvm_ipc.comm", public("tvm_ipc.comm"))
+    """Return the names of tvm_ipc.comm; the functions of collectives come from their entries."""
+    import_checkout()
+    from tvm_ipc.packed_functions import KINDS
+
+    return _described("tvm_ipc.comm", [*public("tvm_ipc.comm"), *KINDS])
 
 
 def passes() -> str:
@@ -119,7 +122,7 @@ def _functions(functions: Iterable[Any]) -> str:
 
 
 def _function(function: Any) -> str:
-    # What the contract says of a function, without what it does not say.
+    # Only the effects that the function has.
     summary = function.summary[0].upper() + function.summary[1:] + "."
     lines = [
         f"### `{function.name}` {{ #{function.name} }}",
@@ -174,14 +177,14 @@ def changelog() -> str:
 
 
 def examples() -> str:
-    """Return the programs of examples/, each with what it says of itself."""
+    """Return the programs of examples/, each after its docstring."""
     parts = []
     for path in sorted((ROOT / "examples").glob("*.py")):
         text = path.read_text()
         title = path.stem.replace("_", " ").capitalize()
-        said = str(ast.get_docstring(ast.parse(text))).replace("\n\n", "\n").replace("\n", " ")
+        docstring = str(ast.get_docstring(ast.parse(text))).replace("\n\n", "\n").replace("\n", " ")
         program = text.split('"""', 2)[2].strip("\n")
-        parts.append(f'## {title}\n\n{said}\n\n```python title="{path.name}"\n{program}\n```')
+        parts.append(f'## {title}\n\n{docstring}\n\n```python title="{path.name}"\n{program}\n```')
     return "\n\n".join(parts)
 
 
@@ -204,7 +207,11 @@ MADE: dict[str, Callable[[], str]] = {
 
 
 def on_config(config: Any) -> Any:
-    """Set the links to the repository, and put the pages of passes into `nav`."""
+    """Write the stub of collectives, set the links to the repository, and fill `nav`."""
+    import_checkout()
+    from tvm_ipc.packed_functions.generate_collective_functions import write_stub
+
+    write_stub()  # mkdocstrings reads signatures and docstrings there
     config.repo_url = declared("Source")
     if config.repo_url is None or str(urlsplit(config.repo_url).hostname).endswith(".invalid"):
         config.repo_url = config.edit_uri = None  # the second is relative to the first

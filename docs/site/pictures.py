@@ -85,8 +85,8 @@ def allreduce() -> str:
 def memory_plan() -> str:
     """Return the plan of the prefill of the demo's decoder, with two layers."""
     from tvm_ipc import get_pipeline
-    from tvm_ipc.tools.demo import model
-    from tvm_ipc.tools.demo.decoder_and_build_config import Config
+    from tvm_ipc.examples.tensor_parallel_decoder import decoder_model as model
+    from tvm_ipc.examples.tensor_parallel_decoder.decoder_config import Config
     from tvm_ipc.tools.explain.memory_plan_chart_layout import bands, condense, until
     from tvm_ipc.tools.format import bytes_text
     from tvm_ipc.transform import collect_report

@@ -8,6 +8,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tests.transform.script_forms import alloc
 from tvm_ipc.analysis.alias_facts import AliasFacts
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 
@@ -21,25 +22,21 @@ class Names:
         R.Tensor((4,), "float32"), R.Tensor((4,), "float32")
     ):
         R.func_attr({"relax.force_pure": True})
-        own = R.builtin.alloc_tensor(
-            R.shape([4]), R.dtype("float32"), R.prim_value(0), R.str("global")
-        )
+        own = alloc(4)
         return (p, own)
 
     @R.function(pure=False)
     def main(c: R.Tensor((), "bool"), x: R.Tensor((4,), "float32"), y: R.Tensor((4,), "float32")):
         cls = Names
-        a = R.builtin.alloc_tensor(
-            R.shape([4]), R.dtype("float32"), R.prim_value(0), R.str("global")
-        )
-        b = R.builtin.alloc_tensor(
-            R.shape([4]), R.dtype("float32"), R.prim_value(0), R.str("global")
-        )
+        a = alloc(4)
+        b = alloc(4)
         same = a
         pair = (b, (a, x))
         inner = pair[1]
         field = inner[0]
         view = R.reshape(a, R.shape([2, 2]))
+        slice_ = R.call_packed("tvm_ipc.view", a, 0, R.shape([2]), ty_args=(R.Tensor,))
+        pure_slice = R.call_pure_packed("tvm_ipc.view", a, 0, R.shape([2]), ty_args=(R.Tensor,))
         cast = R.match_cast(a, R.Tensor((4,), "float32"))
         packed = R.call_packed("f", a, ty_args=(R.Tensor((4,), "float32"),))
         found = R.call_packed("g", ty_args=(R.Tensor((4,), "float32"),))
@@ -58,6 +55,8 @@ class Names:
             same,
             field,
             view,
+            slice_,
+            pure_slice,
             cast,
             packed,
             found,
@@ -83,7 +82,10 @@ def variables() -> dict[str, relax.Var]:
     return {str(var.name): var for var in [*function.params, *bound]}
 
 
-NAMES_OF_A = ["a", "same", "pair", "inner", "field", "view", "cast", "packed", "branch", "both"]
+NAMES_OF_A = [
+    *("a", "same", "pair", "inner", "field", "view", "slice_", "pure_slice", "cast", "packed"),
+    *("branch", "both"),
+]
 FROM_OUTSIDE = ["x", "y", "packed", "found", "given_x", "constant", "pair", "inner", "outer"]
 
 
@@ -113,9 +115,7 @@ def test_what_a_closure_captured_may_come_back_from_anywhere():
     class Captured:
         @R.function(pure=False)
         def main(x: R.Tensor((4,), "float32")):
-            a = R.builtin.alloc_tensor(
-                R.shape([4]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            a = alloc(4)
 
             @R.function
             def local(y: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):

@@ -31,8 +31,14 @@ def changed(make: Callable[[Any], relax.Call], change: Callable[[Nodes, Any], No
             out = builder.emit_output(builder.emit(make(x)))
         builder.emit_func_output(out)
     saved = json.loads(tvm.ir.save_json(builder.get()))
-    (attrs,) = [one for one in saved["nodes"] if one.get("type") == "tvm_ipc.CollectiveAttrs"]
-    change(saved["nodes"], attrs["data"])
+    nodes = saved["nodes"]
+    (call,) = [one["data"] for one in nodes if one["type"] == "ir.Call"]
+    entries = nodes[nodes[call["attrs"]]["data"]["__dict__"]]["data"]
+    attrs = {
+        nodes[key]["data"]: value for key, value in zip(entries[::2], entries[1::2], strict=True)
+    }
+    change(nodes, attrs)
+    entries[:] = [one for key, value in attrs.items() for one in (_node(nodes, key), value)]
     return tvm.ir.load_json(json.dumps(saved))
 
 
@@ -40,8 +46,7 @@ def sets(name: str, value: object) -> Callable[[Nodes, Any], None]:
     """Change an attribute."""
 
     def change(nodes: Nodes, attrs: Any) -> None:
-        inline = name in ("workers", "uneven")  # which are not None
-        attrs[name] = value if inline else _node(nodes, value)
+        attrs[name] = _node(nodes, value)
 
     return change
 
@@ -56,8 +61,16 @@ def sets_in(name: str, value: object) -> Callable[[Nodes, Any], None]:
     return change
 
 
+def lacks(name: str) -> Callable[[Nodes, Any], None]:
+    """Remove an attribute."""
+    return lambda nodes, attrs: attrs.pop(name)
+
+
+_TYPES = {str: "ffi.String", bool: "bool", int: "int"}
+
+
 def _node(nodes: Nodes, value: object) -> int:
-    nodes.append({"type": "ffi.String" if isinstance(value, str) else "int", "data": value})
+    nodes.append({"type": _TYPES[type(value)], "data": value})
     return len(nodes) - 1
 
 
@@ -79,6 +92,10 @@ CHANGES: dict[str, tuple[Any, Callable[[Nodes, Any], None], str]] = {
     "uneven": (ALLGATHER, sets("uneven", True), "expected the extent of the result"),
     "axis": (ALLGATHER, sets("concat_axis", 7), "there is no axis 7 in"),
     "backend": (ALLGATHER, sets("backend", "x"), "backend is one of 'auto', 'shm'"),
+    "no kind": (ALLGATHER, lacks("kind"), "collective: the call has no attribute 'kind'; add it"),
+    "unknown": (ALLGATHER, sets("color", 1), "collective: the call has the attribute 'color'; the"),
+    "a text": (ALLGATHER, sets("workers", "a"), "collective: workers is int, not 'a'"),
+    "a bool": (ALLGATHER, sets("concat_axis", True), "collective: concat_axis is int or None"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,27 +16,15 @@ from tvm import relax, tirx
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tests.comm.each_kind import PAIRS, collective_of
 from tvm_ipc import comm
 from tvm_ipc.comm import KINDS
 
 PAIR = [[0, 1]]
-PAIRS = [[0, 1], [2, 3]]
 Make = Callable[[Any], relax.Call]
 
 #: One of each kind, of a tensor with two axes.
-EACH: dict[str, Make] = {
-    "allreduce": lambda x: comm.allreduce(x, "max", team=PAIRS),
-    "reduce_scatter": lambda x: comm.reduce_scatter(x, axis=1, team=PAIRS),
-    "reduce": lambda x: comm.reduce(x, "min", 1, team="group"),
-    "allgather": lambda x: comm.allgather(x, axis=1, team=PAIRS),
-    "gather": lambda x: comm.gather(x, 1, team="world", workers=4),
-    "broadcast": lambda x: comm.broadcast(x, 3),
-    "scatter": lambda x: comm.scatter(x, 1, axis=1, team=PAIRS),
-    "take_shard": lambda x: comm.take_shard(x, axis=1, team=PAIRS),
-    "all_to_all": lambda x: comm.all_to_all(x, 1, 0, team=PAIRS),
-    "permute": lambda x: comm.permute(x, [[0, 1], [1, 0]], team=PAIRS),
-    "send_recv": lambda x: comm.send_recv(x, 0, 1, team=PAIRS),
-}
+EACH: dict[str, Make] = {name: partial(collective_of, name) for name in KINDS}
 
 
 def tensor(*shape: Any, dtype: str = "float32") -> relax.Var:
@@ -55,10 +44,6 @@ def module(*makes: Make, shape: tuple[Any, ...] = (6, 4)) -> tvm.IRModule:
             out = builder.emit_output(relax.Tuple([builder.emit(make(x)) for make in makes]))
         builder.emit_func_output(out)
     return builder.get()
-
-
-def test_every_kind_is_tried() -> None:
-    assert list(EACH) == list(KINDS)
 
 
 @pytest.mark.parametrize(
@@ -117,17 +102,49 @@ def test_types_of_unknown_shape() -> None:
         assert type_of(make(named, team=PAIR)) == relax.TensorType(ndim=2, dtype="float32")
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_what_is_printed_parses_back(name: str) -> None:
-    mod = module(EACH[name])
+@pytest.mark.parametrize("team", [PAIRS, "group"], ids=["teams", "group"])
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_printed_parses_back(name: str, team: Any) -> None:
+    mod = module(partial(collective_of, name, team=team))
     assert "R.comm.collective(x, " in mod.script()
     assert f'kind="{name}"' in mod.script()
     tvm.ir.assert_structural_equal(tvm.script.from_source(mod.script()), mod)
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_json(name: str) -> None:
-    mod = module(EACH[name])
+def test_attributes_with_their_defaults_are_not_printed() -> None:
+    x = tensor(6, 4)
+    for call, text in (
+        (comm.allreduce(x), 'kind="allreduce", reduction="sum"'),
+        (comm.allgather(x, team=PAIRS), 'concat_axis=0, kind="allgather", team=[[0, 1], [2, 3]]'),
+        (comm.allgather(x, workers=2), 'concat_axis=0, kind="allgather", workers=2'),
+        (comm.broadcast(x, backend="shm"), '0, backend="shm", kind="broadcast"'),
+        (
+            comm.scatter(x, uneven=True, team=PAIR),
+            '0, kind="scatter", split_axis=0, team=[[0, 1]], uneven=True',
+        ),
+        (comm.permute(x, [], team=PAIR), 'kind="permute", pairs=[], team=[[0, 1]]'),
+    ):
+        assert str(call) == f"R.comm.collective(x, {text})"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_not_printed_has_its_default(name: str) -> None:
+    call = collective_of(name, tensor(6, 4))
+    attrs = comm.CollectiveAttrs.of(call)
+    assert attrs.backend == "auto"
+    assert not attrs.uneven
+    assert attrs.workers == 2
+    assert tvm_ffi.structural_equal(attrs.to_call_attrs(), call.attrs)
+    explicit = comm.collective(
+        *call.args, **{**dict(call.attrs.items()), "backend": "auto", "workers": 2}
+    )
+    assert tvm_ffi.structural_equal(explicit, call)
+
+
+@pytest.mark.parametrize("team", [PAIRS, "world"], ids=["teams", "world"])
+@pytest.mark.parametrize("name", KINDS)
+def test_json(name: str, team: Any) -> None:
+    mod = module(partial(collective_of, name, team=team))
     tvm.ir.assert_structural_equal(tvm.ir.load_json(tvm.ir.save_json(mod)), mod)
 
 
@@ -168,6 +185,11 @@ def test_equality_and_hashing_come_from_the_attributes() -> None:
     [
         # the kind
         (lambda x: comm.collective(x, kind="sum"), "collective: kind is one of 'allreduce', "),
+        (lambda x: comm.collective(x), "collective: kind is missing; pass one of allreduce, "),
+        (
+            lambda x: comm.collective(x, kind="allreduce", color=1),
+            "collective: an attribute is one of 'kind', 'reduction', ",
+        ),
         # the reduction
         (lambda x: comm.allreduce(x, "mean"), "allreduce: reduction is one of 'sum', "),
         (
@@ -270,8 +292,8 @@ def test_equality_and_hashing_come_from_the_attributes() -> None:
             "permute: pairs is [[0, 1], [1, 1]], in which team index 1 receives twice",
         ),
         (
-            lambda x: comm.send_recv(x, 1, 1, team=PAIR),
-            "send_recv: pairs is [[1, 1]]; expected one pair of different ranks",
+            lambda x: comm.collective(x, kind="send_recv", team=PAIR, pairs=[[0, 1], [1, 0]]),
+            "send_recv: pairs is [[0, 1], [1, 0]]; expected one pair",
         ),
         # the backend
         (lambda x: comm.allreduce(x, backend="x"), "allreduce: backend is one of 'auto', 'shm'"),
@@ -286,7 +308,9 @@ def test_each_rule_has_its_words(make: Make, message: str) -> None:
     ("x", "reduction", "message"),
     [
         (tensor(4, dtype="float8_e4m3fn"), "sum", "the runtime does not reduce float8_e4m3fn"),
-        (tensor(4, dtype="bool"), "avg", "there is no avg of bool"),
+        (tensor(4, dtype="bool"), "avg", "there is no average of bool"),
+        (tensor(4), "band", "there is no band of float32: bitwise reductions take integers"),
+        (tensor(4, dtype="bool"), "bor", "reductions take integers; use 'max' of bool"),
         (relax.Var("s", relax.ShapeType(ndim=1)), "sum", "x is a tensor, not R.Shape"),
     ],
 )
@@ -365,7 +389,7 @@ def test_what_is_left_out_is_the_first_axis_and_the_first_root() -> None:
     ]
     for short, long in short_and_long:
         assert tvm_ffi.structural_equal(short, long)
-        attrs = short.attrs
+        attrs = comm.CollectiveAttrs.of(short)
         assert attrs.split_axis in (None, 0)
         assert attrs.concat_axis in (None, 0)
         assert attrs.backend == "auto"

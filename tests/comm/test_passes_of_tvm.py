@@ -13,6 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax import transform
+from tvm.relax.dpl import is_op, wildcard
 from tvm.script import ir as I
 from tvm.script import relax as R
 
@@ -58,6 +59,14 @@ def test_what_nobody_uses_is_removed_from_all_ranks() -> None:
 
     (kept,) = collectives(transform.DeadCodeElimination()(Unused))
     assert kept.attrs.kind == "broadcast"
+
+
+def test_patterns_match_attributes() -> None:
+    """Those that are printed; `is_op` matches collectives of all kinds."""
+    pattern = is_op(NAME)(wildcard())
+    call = comm.allreduce(relax.Var("x", relax.TensorType((4,), "float32")), "max", team=PAIR)
+    assert pattern.has_attr({"kind": "allreduce", "reduction": "max"}).match(call)
+    assert not pattern.has_attr({"kind": "allgather"}).match(call)
 
 
 def test_only_equal_collectives_are_one() -> None:

@@ -101,7 +101,19 @@ def test_scripts_have_the_operator_in_both_forms() -> None:
 
 @pytest.mark.parametrize("mesh", [MESH, TURNED])
 def test_the_mesh_comes_back(mesh: Mesh) -> None:
-    assert mesh_of(place(tensor(2), mesh, {}).attrs) == mesh
+    assert mesh_of(place(tensor(2), mesh, {})) == mesh
+
+
+def test_attributes_with_their_defaults_are_not_printed() -> None:
+    x = tensor(6)
+    plain = place(x, Mesh({"tp": 2}), {"tp": Shard(0)})
+    assert str(plain) == 'R.comm.place(x, mesh=[["tp", 2]], placements=["S[0]"])'
+    attrs = comm.PlaceAttrs.of(plain)
+    assert (attrs.ranks, attrs.stream, attrs.inserted) == (None, None, False)
+    marked = place(x, Mesh({"tp": 2}, [1, 0]), {}, stream=0, inserted=True)
+    assert str(marked) == (
+        'R.comm.place(x, inserted=True, mesh=[["tp", 2]], placements=["R"], ranks=[1, 0], stream=0)'
+    )
 
 
 def test_the_type_is_that_of_the_whole() -> None:

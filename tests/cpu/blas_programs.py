@@ -6,44 +6,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401  makes bfloat16 known to NumPy
 import numpy as np
 import tvm
 from tvm import relax
 
+from tests.one_function_modules import one_function
+from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls as calls_of
 from tvm_ipc.cpu import OffloadBLAS
 
 FUNCTION = "tvm_ipc.blas.matmul"
+#: Sizes that modules do not know, and what they are when the modules run.
+SIZES = {"n": 6, "m": 7, "b": 2}
 
 
 def calls(mod: Any) -> list[tuple[int, ...]]:
     """The numbers of each call of the BLAS: axes of a and of b, steps."""
     found = []
     for function in mod.functions.values():
-        for block in function.body.blocks:
-            for binding in block.bindings:
-                value = binding.value
-                if isinstance(value, relax.Call) and "call_dps_packed" in str(value.op.name):
-                    assert str(value.args[0].global_symbol) == FUNCTION
-                    found.append(tuple(int(x.value) for x in value.args[1].fields[:3]))
+        for call in calls_of(function) if isinstance(function, relax.Function) else ():
+            if operator_of(call) == "relax.call_dps_packed":
+                assert str(call.args[0].global_symbol) == FUNCTION
+                found.append(tuple(int(x.value) for x in call.args[1].fields[:3]))
     return found
 
 
 def operators(mod: Any) -> list[str]:
     """Names of the operators that are left."""
-    names: list[str] = []
-    for function in mod.functions.values():
-        if not isinstance(function, relax.Function):
-            continue
-        relax.analysis.post_order_visit(
-            function,
-            lambda x: (
-                names.append(str(x.op.name))
-                if isinstance(x, relax.Call) and isinstance(x.op, tvm.ir.Op)
-                else None
-            ),
-        )
-    return sorted({name for name in names if name != "relax.call_dps_packed"})
+    functions = [one for one in mod.functions.values() if isinstance(one, relax.Function)]
+    names = {operator_of(call) for function in functions for call in calls_of(function)}
+    return sorted(names - {"", "relax.call_dps_packed"})
 
 
 def offload(mod: Any, min_work: int | None = 0) -> Any:
@@ -54,9 +47,13 @@ def offload(mod: Any, min_work: int | None = 0) -> Any:
     return result
 
 
-def random(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
-    native = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    return np.random.default_rng(seed).standard_normal(shape).astype(native)
+def random(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def randoms(*shapes: tuple[int, ...], dtype: str = "float32") -> list[Any]:
+    """Other numbers in each array."""
+    return [random(shape, dtype, seed) for seed, shape in enumerate(shapes)]
 
 
 def run(mod: Any, arguments: list[Any], pipeline: Any = "default") -> Any:
@@ -75,20 +72,14 @@ def same_as_tvm(mod: Any, arguments: list[Any], tolerance: float = 1e-4) -> None
 
 def built(shapes: list[tuple[Any, ...]], dtype: str, body: Callable[..., Any]) -> Any:
     """A module whose main has tensors of these shapes, named sizes being symbolic."""
-    builder = relax.BlockBuilder()
-    sizes: dict[str, Any] = {}
-    variables = []
-    for index, shape in enumerate(shapes):
-        dims = [
-            sizes.setdefault(d, tvm.tirx.Var(d, "int64")) if isinstance(d, str) else d
-            for d in shape
-        ]
-        variables.append(relax.Var(f"x{index}", relax.TensorType(dims, dtype)))
-    with builder.function("main", variables):
-        with builder.dataflow():
-            result = builder.emit_output(body(builder.emit, *variables))
-        builder.emit_func_output(result)
-    return builder.get()
+    sizes: dict[Any, Any] = {d: tvm.tirx.Var(d, "int64") for s in shapes for d in s if d in SIZES}
+    params = {f"x{k}": [sizes.get(d, d) for d in shape] for k, shape in enumerate(shapes)}
+    return one_function(body, params, dtype=dtype)
+
+
+def product(*shapes: tuple[Any, ...], dtype: str = "float32") -> Any:
+    """A module of one product and nothing else."""
+    return built([*shapes], dtype, lambda _, x, w: op.matmul(x, w))
 
 
 op = relax.op
@@ -162,13 +153,9 @@ CASES: dict[str, tuple[list[tuple[Any, ...]], Callable[..., Any], list[tuple[int
         [(0, 1, 1), (0, 0, 0)],
     ),
 }
-SIZES = {"n": 6, "m": 7, "b": 2}
 
 
 def arguments(case: str) -> list[Any]:
     """Values for the parameters of a case."""
     shapes, _, _ = CASES[case]
-    return [
-        random(tuple(SIZES.get(d, d) for d in shape), "float32", i)
-        for i, shape in enumerate(shapes)
-    ]
+    return randoms(*(tuple(SIZES.get(d, d) for d in shape) for shape in shapes))

@@ -16,9 +16,9 @@ from tests.cpu.blas_programs import (
     built,
     calls,
     offload,
-    op,
     operators,
-    random,
+    product,
+    randoms,
     run,
 )
 from tvm_ipc import cpu, transform
@@ -71,24 +71,24 @@ def test_function_literal_with_more_than_a_product() -> None:
     after = offload(Before)
     assert calls(after) == [(0, 0, 0)]
     assert operators(after) == ["relax.tanh"]
-    x, w = random((5, 8), "float32", 0), random((8, 8), "float32", 1)
+    x, w = randoms((5, 8), (8, 8))
     np.testing.assert_allclose(run(after, [x, w]), np.tanh(x @ w), rtol=1e-5, atol=1e-6)
 
 
 def test_entry_for_the_blas() -> None:
-    mod = built([("n", 24), (24, 16)], "float32", lambda e, x, w: op.matmul(x, w))
+    mod = product(("n", 24), (24, 16))
     mod["main"] = mod["main"].with_attr("Codegen", "blas")
     after = offload(mod)
-    x, w = random((5, 24), "float32", 0), random((24, 16), "float32", 1)
+    x, w = randoms((5, 24), (24, 16))
     assert calls(after) == [(0, 0, 0)]
     np.testing.assert_allclose(run(after, [x, w]), x @ w, rtol=1e-5, atol=1e-5)
 
 
 def test_codegen_alone() -> None:
-    mod = built([("n", 24), (24, 16)], "float32", lambda e, x, w: op.matmul(x, w))
+    mod = product(("n", 24), (24, 16))
     parts = relax.transform.FuseOpsByPattern(blas_patterns(), annotate_codegen=True)(mod)
     after = transform.RunModuleCodegen("blas", cpu.compile_blas)(parts)
-    x, w = random((5, 24), "float32", 0), random((24, 16), "float32", 1)
+    x, w = randoms((5, 24), (24, 16))
     np.testing.assert_allclose(run(after, [x, w]), x @ w, rtol=1e-5, atol=1e-5)
 
 

@@ -17,6 +17,7 @@ import tvm
 import tvm_ffi
 
 import tvm_ipc
+from tests.cpu.blas_programs import built, op, random
 from tvm_ipc.packed_functions import MAX_STEPS, Epilogue, pack_digits
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -53,14 +54,6 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     _use_kernels("auto")
 
 
-def native(dtype: str) -> Any:
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-
-
-def random(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(native(dtype))
-
-
 def call(
     a: Any,
     b: Any,
@@ -73,7 +66,7 @@ def call(
 ) -> Any:
     """Multiply into memory that was full of NaN."""
     with np.errstate(invalid="ignore"):
-        target = np.full(out, np.nan).astype(native(out_dtype or str(a.dtype)))
+        target = np.full(out, np.nan).astype(out_dtype or str(a.dtype))
     tensors = [tvm.runtime.tensor(x) for x in (a, b, *operands, target)]
     _matmul(pack_digits(a_axes), pack_digits(b_axes), pack_digits(steps), *tensors)
     return tensors[-1].numpy()
@@ -156,23 +149,11 @@ def test_operands_broadcast(dtype: str, operand: tuple[int, ...]) -> None:
 
 
 BATCHES = [
-    ((3, 4, 5), (3, 5, 6)),
-    ((3, 4, 5), (5, 6)),
-    ((4, 5), (3, 5, 6)),
-    ((1, 4, 5), (3, 5, 6)),
-    ((3, 4, 5), (1, 5, 6)),
-    ((2, 1, 4, 5), (3, 5, 6)),
-    ((2, 3, 1, 5), (2, 3, 5, 6)),
-    ((2, 3, 1, 5), (5, 6)),
-    ((2, 3, 4, 5), (2, 1, 5, 6)),
-    ((0, 4, 5), (0, 5, 6)),
-    ((2, 0, 4, 5), (5, 6)),
-    ((5,), (5, 6)),
-    ((4, 5), (5,)),
-    ((5,), (5,)),
-    ((3, 4, 5), (5,)),
-    ((5,), (3, 5, 6)),
-    ((2, 300, 40), (2, 40, 300)),
+    *[((3, 4, 5), (3, 5, 6)), ((3, 4, 5), (5, 6)), ((4, 5), (3, 5, 6)), ((1, 4, 5), (3, 5, 6))],
+    *[((3, 4, 5), (1, 5, 6)), ((2, 1, 4, 5), (3, 5, 6)), ((2, 3, 1, 5), (2, 3, 5, 6))],
+    *[((2, 3, 1, 5), (5, 6)), ((2, 3, 4, 5), (2, 1, 5, 6)), ((0, 4, 5), (0, 5, 6))],
+    *[((2, 0, 4, 5), (5, 6)), ((5,), (5, 6)), ((4, 5), (5,)), ((5,), (5,)), ((3, 4, 5), (5,))],
+    *[((5,), (3, 5, 6)), ((2, 300, 40), (2, 40, 300))],
 ]
 
 
@@ -202,7 +183,7 @@ def test_heads_of_attention_are_read_in_place(tokens: int, dtype: str, kernels: 
 def test_result_of_another_type(m: int, dtype: str, out_dtype: str, kernels: str) -> None:
     a, b = random((m, 60), dtype), random((60, 70), dtype, 1)
     found = call(a, b, out=(m, 70), out_dtype=out_dtype)
-    assert found.dtype == native(out_dtype)
+    assert found.dtype == out_dtype
     rough = max(dtype, out_dtype, key=TOLERANCE.__getitem__)
     near(found, wide(a) @ wide(b), rough, 60)
 
@@ -218,7 +199,7 @@ def test_sums_of_16_bits_are_float32() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [1, 8, 40])
 def test_infinity_and_nan(m: int, dtype: str, kernels: str) -> None:
-    a, b = np.ones((m, 40), native(dtype)), np.ones((40, 50), native(dtype))
+    a, b = np.ones((m, 40), dtype), np.ones((40, 50), dtype)
     a[0, 3], b[5, 7], b[6, 9] = np.inf, np.nan, -np.inf
     found = wide(call(a, b, out=(m, 50)))
     with np.errstate(invalid="ignore"):
@@ -263,20 +244,14 @@ def test_threads_are_those_of_tvm(run_python: Callable[..., str]) -> None:
 
 
 def test_workers_without_compiler(tmp_path: Path) -> None:
-    from tvm import relax
-
-    builder = relax.BlockBuilder()
-    n = tvm.tirx.Var("n", "int64")
-    x = relax.Var("x", relax.TensorType((n, 96), "float32"))
-    w = relax.Var("w", relax.TensorType((96, 80), "float32"))
-    with builder.function("main", [x, w]):
-        with builder.dataflow():
-            y = builder.emit(relax.op.nn.relu(relax.op.matmul(x, w)))
-            y = builder.emit_output(relax.op.ccl.allreduce(y, "sum"))
-        builder.emit_func_output(y)
+    mod = built(
+        [("n", 96), (96, 80)],
+        "float32",
+        lambda e, x, w: op.ccl.allreduce(e(op.nn.relu(e(op.matmul(x, w)))), "sum"),
+    )
     path = tmp_path / "program.so"
     pipeline = tvm_ipc.get_pipeline("llvm", 2, blas=True)
-    executable = tvm.compile(builder.get(), "llvm", relax_pipeline=pipeline)
+    executable = tvm.compile(mod, "llvm", relax_pipeline=pipeline)
     assert "tvm_ipc.blas.matmul" in executable.as_text()
     executable.export_library(str(path))
     with tvm_ipc.Session(2, timeout=60) as session:

@@ -22,6 +22,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_ipc
+from tests.one_function_modules import functions, one_function
 from tests.transform.loads import power
 from tvm_ipc.cpu import ScheduleForCPU
 from tvm_ipc.cpu.kernels.vector_math import FUNCTIONS
@@ -86,6 +87,55 @@ def test_a_stage_is_computed_where_it_is_read() -> None:
                         c[i, j] = a[i, j] * T.float32(2)
                     for j in range(T.int64(6)):
                         c[i, T.int64(4) + j] = a[i, j] * T.float32(2)
+
+    assert_gives(Before, Expected)
+
+
+def test_rows_that_a_condition_leaves_out_are_not_reduced() -> None:
+    @I.ir_module
+    class Before:
+        @T.prim_func(private=True, s_tir=True)
+        def kernel(
+            a: T.Buffer((T.int64(6), T.int64(8)), "float32"),
+            row: T.Buffer((T.int64(3),), "int64"),
+            c: T.Buffer((T.int64(3),), "float32"),
+        ) -> None:
+            for i, k in T.grid(T.int64(3), T.int64(8)):
+                with T.sblock("total"):
+                    vi, vk = T.axis.remap("SR", [i, k])
+                    with T.init():
+                        c[vi] = T.float32(0)
+                    c[vi] = c[vi] + T.if_then_else(
+                        T.int64(0) <= row[vi], a[row[vi], vk], T.float32(0)
+                    )
+
+    @I.ir_module
+    class Expected:
+        @T.prim_func(private=True, s_tir=True)
+        def kernel(
+            a: T.Buffer((T.int64(6), T.int64(8)), "float32"),
+            row: T.Buffer((T.int64(3),), "int64"),
+            c: T.Buffer((T.int64(3),), "float32"),
+        ) -> None:
+            T.func_attr({"tirx.is_scheduled": True})
+            with T.sblock("root"):
+                T.reads()
+                T.writes()
+                lanes = T.sblock_alloc_buffer((4,))
+                for i in range(T.int64(3)):
+                    if T.int64(0) <= row[i]:
+                        for lane in T.vectorized(4):
+                            lanes[lane] = T.float32(0)
+                        for k in range(T.int64(2)):
+                            for lane in T.vectorized(4):
+                                lanes[lane] = (
+                                    lanes[lane] + a[row[i], k * T.int64(4) + T.Cast("int64", lane)]
+                                )
+                        for lane in T.vectorized(2):
+                            lanes[lane] = lanes[lane] + lanes[lane + 2]
+                        c[i] = lanes[0] + lanes[1]
+                    else:
+                        c[i] = T.float32(0)
 
     assert_gives(Before, Expected)
 
@@ -166,98 +216,83 @@ def erf(x: Any) -> Any:
 
 
 #: What is computed, in Relax and in NumPy; the shapes of what it is given, of rows and columns.
-PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[str]]] = {
-    "softmax": (op.nn.softmax, softmax, ["mn"]),
+PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    "softmax": (op.nn.softmax, softmax, "mn"),
     "silu": (
         lambda x, y: op.multiply(op.nn.silu(x), y),
         lambda x, y: x / (1 + np.exp(-x)) * y,
-        ["mn", "mn"],
+        "mn mn",
     ),
-    "gelu": (op.nn.gelu, lambda x: 0.5 * x * (1 + erf(x / 2**0.5)), ["mn"]),
-    "tanh": (lambda x: op.tanh(op.add(x, x)), lambda x: np.tanh(2 * x), ["mn"]),
+    "gelu": (op.nn.gelu, lambda x: 0.5 * x * (1 + erf(x / 2**0.5)), "mn"),
+    "tanh": (lambda x: op.tanh(op.add(x, x)), lambda x: np.tanh(2 * x), "mn"),
     "rms_norm": (
         lambda x, w: op.nn.rms_norm(x, w, axes=[-1], epsilon=1e-5),
         lambda x, w: x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w,
-        ["mn", "n"],
+        "mn n",
     ),
-    "layer_norm": (
-        lambda x, w, b: op.nn.layer_norm(x, w, b, axes=[-1]),
-        layer_norm,
-        ["mn", "n", "n"],
-    ),
-    "sum": (lambda x: op.sum(x, axis=[-1]), lambda x: x.sum(-1), ["mn"]),
-    "sum_of_rows": (lambda x: op.sum(x, axis=[0]), lambda x: x.sum(0), ["mn"]),
+    "layer_norm": (lambda x, w, b: op.nn.layer_norm(x, w, b, axes=[-1]), layer_norm, "mn n n"),
+    "sum": (lambda x: op.sum(x, axis=[-1]), lambda x: x.sum(-1), "mn"),
+    "sum_of_rows": (lambda x: op.sum(x, axis=[0]), lambda x: x.sum(0), "mn"),
     "sum_of_all": (
         lambda x: op.sum(op.abs(x), axis=None, keepdims=True),
         lambda x: np.abs(x).sum(keepdims=True),
-        ["mn"],
+        "mn",
     ),
     "max": (
         lambda x: op.max(x, axis=[-1], keepdims=True),
         lambda x: x.max(-1, keepdims=True, initial=-np.inf),
-        ["mn"],
+        "mn",
     ),
-    "min_of_rows": (lambda x: op.min(x, axis=[0]), lambda x: x.min(0), ["mn"]),
+    "min_of_rows": (lambda x: op.min(x, axis=[0]), lambda x: x.min(0), "mn"),
     "product_of_sums": (
         lambda x, y: op.multiply(op.sum(x, axis=[-1], keepdims=True), y),
         lambda x, y: x.sum(-1, keepdims=True) * y,
-        ["mn", "mn"],
+        "mn mn",
     ),
     "transpose": (
         lambda x: op.add(op.permute_dims(x), op.permute_dims(x)),
         lambda x: x.T + x.T,
-        ["mn"],
+        "mn",
     ),
     "broadcast": (
         lambda x, b: op.maximum(op.add(x, b), op.multiply(x, b)),
         lambda x, b: np.maximum(x + b, x * b),
-        ["mn", "n"],
+        "mn n",
     ),
     "concat": (
         lambda x, y: op.concat([x, op.negative(y)], axis=1),
         lambda x, y: np.concatenate([x, -y], 1),
-        ["mn", "mn"],
+        "mn mn",
     ),
-    "square": (lambda x: op.power(x, relax.const(2.0, str(x.ty.dtype))), lambda x: x * x, ["mn"]),
+    "square": (lambda x: op.power(x, relax.const(2.0, str(x.ty.dtype))), lambda x: x * x, "mn"),
 }
 #: Rows and columns: none, one, fewer than lanes, as many, more, many.
 SIZES = [(0, 5), (4, 0), (1, 1), (3, 7), (5, 64), (2, 66), (7, 300), (1, 5000)]
 TOLERANCE = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2, "float64": 1e-12}
 
 
-def numpy_type(dtype: str) -> Any:
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-
-
 def unknown() -> dict[str, Any]:
     return {"m": tirx.Var("m", "int64"), "n": tirx.Var("n", "int64")}
 
 
-def shaped(shapes: list[str], sizes: dict[str, Any]) -> list[tuple[Any, ...]]:
-    return [tuple(sizes[letter] for letter in shape) for shape in shapes]
+def shaped(shapes: str, sizes: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return [tuple(sizes[letter] for letter in shape) for shape in shapes.split()]
 
 
 def module_of(cases: list[tuple[str, dict[str, Any]]], dtype: str) -> tvm.IRModule:
     """Return a module with a function for each case."""
-    builder = relax.BlockBuilder()
+    made = {}
     for number, (name, sizes) in enumerate(cases):
         make, _, shapes = PROGRAMS[name]
-        types = [relax.TensorType(shape, dtype) for shape in shaped(shapes, sizes)]
-        given = [relax.Var(f"x{place}", ty) for place, ty in enumerate(types)]
-        with builder.function(f"case{number}", given):
-            with builder.dataflow():
-                result = builder.emit_output(make(*given))
-            builder.emit_func_output(result)
-    return builder.get()
+        params = {f"x{place}": shape for place, shape in enumerate(shaped(shapes, sizes))}
+        made[f"case{number}"] = (lambda _, *given, make=make: make(*given)), params
+    return functions(made, dtype)
 
 
 def check(machine: Any, number: int, name: str, dtype: str, sizes: dict[str, int]) -> None:
     _, expected, shapes = PROGRAMS[name]
     generator = np.random.default_rng(number)
-    given = [
-        generator.standard_normal(shape).astype(numpy_type(dtype))
-        for shape in shaped(shapes, sizes)
-    ]
+    given = [generator.standard_normal(shape).astype(dtype) for shape in shaped(shapes, sizes)]
     wanted = expected(*(one.astype("float64") for one in given))
     found = machine[f"case{number}"](*map(tvm.runtime.tensor, given)).numpy().astype("float64")
     assert found.shape == wanted.shape
@@ -309,16 +344,13 @@ def test_functions_of_functions() -> None:
     def nested(x: Any) -> Any:
         return te.compute(x.shape, lambda *i: te.exp(te.tanh(te.sigmoid(x(*i)) * 0.7) * 1.3))
 
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((3, 130), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit_te(nested, x)
-            for function in (op.tanh, op.sigmoid, op.erf, op.exp, op.tanh, op.exp):
-                y = builder.emit(op.multiply(builder.emit(function(y)), relax.const(0.9)))
-            result = builder.emit_output(y)
-        builder.emit_func_output(result)
-    machine = virtual_machine(builder.finalize(), HERE)
+    def result(emit: Any, x: relax.Var) -> relax.Expr:
+        y = relax.BlockBuilder.current().emit_te(nested, x)
+        for function in (op.tanh, op.sigmoid, op.erf, op.exp, op.tanh, op.exp):
+            y = emit(op.multiply(emit(function(y)), relax.const(0.9)))
+        return y
+
+    machine = virtual_machine(one_function(result, {"x": (3, 130)}), HERE)
     given = np.linspace(-9, 9, 390).reshape(3, 130)
     found = machine["main"](tvm.runtime.tensor(given.astype("float32"))).numpy()
     wanted = np.exp(np.tanh(0.7 / (1 + np.exp(-given))) * 1.3)
@@ -340,53 +372,40 @@ def test_axes_that_were_joined_and_are_read_backwards() -> None:
         ([12, 2], [0, 1], [3, 4, 2], 1),
         ([2, 2, 2, 2], [3, 0, 2, 1], [4, 4], 0),
     ]
-    readers = {
-        "flip": lambda y, axis, _: op.flip(y, axis),
-        "every_second": lambda y, axis, n: op.strided_slice(y, [axis], [n - 1], [-n - 1], [-2]),
+
+    def flip(emit: Any, x: Any, *, k: int, step: int) -> Any:
+        _, order, joined, axis = cases[k]
+        y, n = emit(op.reshape(emit(op.permute_dims(x, order)), joined)), joined[axis]
+        return (
+            op.flip(y, axis)
+            if step == 1
+            else op.strided_slice(y, [axis], [n - 1], [-n - 1], [-step])
+        )
+
+    made = {
+        f"flip_{k}_{step}": (partial(flip, k=k, step=step), {"x": shape})
+        for (k, (shape, *_)), step in product(enumerate(cases), (1, 2))
     }
-    builder = relax.BlockBuilder()
-    for (k, (shape, order, joined, axis)), (name, read) in product(
-        enumerate(cases), readers.items()
-    ):
-        x = relax.Var("x", relax.TensorType(shape, "float32"))
-        with builder.function(f"{name}_{k}", [x]):
-            with builder.dataflow():
-                y = builder.emit(op.reshape(builder.emit(op.permute_dims(x, order)), joined))
-                result = builder.emit_output(read(y, axis, joined[axis]))
-            builder.emit_func_output(result)
-    machine = virtual_machine(builder.get(), HERE)
+    machine = virtual_machine(functions(made), HERE)
     for k, (shape, order, joined, axis) in enumerate(cases):
         given = np.arange(np.prod(shape), dtype="float32").reshape(shape)
         wanted = np.flip(given.transpose(order).reshape(joined), axis)
-        found = machine[f"flip_{k}"](tvm.runtime.tensor(given)).numpy()
-        np.testing.assert_array_equal(found, wanted, str(cases[k]))
-        found = machine[f"every_second_{k}"](tvm.runtime.tensor(given)).numpy()
-        every_second = np.take(wanted, range(0, joined[axis], 2), axis)
-        np.testing.assert_array_equal(found, every_second, str(cases[k]))
+        for step in (1, 2):
+            found = machine[f"flip_{k}_{step}"](tvm.runtime.tensor(given)).numpy()
+            part = np.take(wanted, range(0, joined[axis], step), axis)
+            np.testing.assert_array_equal(found, part, str(cases[k]))
 
 
 def test_rotary_positions_and_embeddings() -> None:
-    def main(x: Any, c: Any, s: Any) -> Any:
-        return rotate(op.permute_dims(op.reshape(x, (5, 4, 16)), [1, 0, 2]), c, s, 8)
+    def result(emit: Any, x: Any, c: Any, s: Any, table: Any, ids: Any) -> Any:
+        heads = op.permute_dims(op.reshape(x, (5, 4, 16)), [1, 0, 2])
+        return relax.Tuple([emit(rotate(heads, c, s, 8)), emit(op.take(table, ids, axis=0))])
 
-    builder = relax.BlockBuilder()
-    types = [
-        ((5, 64), "float32"),
-        ((5, 16), "float32"),
-        ((5, 16), "float32"),
-        ((9, 70), "float32"),
-        ((6,), "int32"),
-    ]
-    x, c, s, table, ids = (relax.Var(f"x{n}", relax.TensorType(*ty)) for n, ty in enumerate(types))
-    with builder.function("main", [x, c, s, table, ids]):
-        with builder.dataflow():
-            turned = builder.emit(main(x, c, s))
-            taken = builder.emit(op.take(table, ids, axis=0))
-            result = builder.emit_output(relax.Tuple([turned, taken]))
-        builder.emit_func_output(result)
-    machine = virtual_machine(builder.get(), HERE)
+    shapes = {"x": (5, 64), "c": (5, 16), "s": (5, 16), "table": (9, 70)}
+    mod = one_function(result, {**shapes, "ids": relax.TensorType((6,), "int32")})
+    machine = virtual_machine(mod, HERE)
     generator = np.random.default_rng(0)
-    given = [generator.standard_normal(shape).astype("float32") for shape, _ in types[:4]]
+    given = [generator.standard_normal(shape).astype("float32") for shape in shapes.values()]
     places = np.array([8, 0, 3, 3, 1, 5], "int32")
     found = machine["main"](*map(tvm.runtime.tensor, (*given, places)))
     heads = given[0].reshape(5, 4, 16).transpose(1, 0, 2)
@@ -424,13 +443,8 @@ def test_bfloat16_is_rounded_to_nearest_even() -> None:
     patterns = np.arange(0, 1 << 32, 65521, dtype=np.uint64).astype(np.uint32)
     ties = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1])
     x = np.concatenate([patterns, ties.astype(np.uint32)]).view(np.float32)
-    builder = relax.BlockBuilder()
-    given = relax.Var("x", relax.TensorType((len(x),), "float32"))
-    with builder.function("main", [given]):
-        with builder.dataflow():
-            result = builder.emit_output(op.astype(op.abs(given), "bfloat16"))
-        builder.emit_func_output(result)
-    found = virtual_machine(builder.get(), HERE)["main"](tvm.runtime.tensor(x)).numpy()
+    mod = one_function(lambda _, x: op.astype(op.abs(x), "bfloat16"), {"x": (len(x),)})
+    found = virtual_machine(mod, HERE)["main"](tvm.runtime.tensor(x)).numpy()
     with np.errstate(invalid="ignore"):
         expected = np.abs(x).astype(ml_dtypes.bfloat16)
     number = ~np.isnan(x)
@@ -460,7 +474,7 @@ def of_element(function: Callable[[Any], Any], x: Any, i: Any) -> Any:
 
 
 @cache
-def functions(target: str) -> Any:
+def functions_for(target: str) -> Any:
     """Return a module that applies each function to a vector."""
     count = tirx.Var("n", "int64")
     kernels = {}
@@ -482,7 +496,7 @@ def test_functions_over_all_floats(name: str, target: str, request: pytest.Fixtu
     patterns = np.arange(0, 1 << 32, step, dtype=np.uint64).astype(np.uint32)
     x = np.concatenate([SPECIAL, patterns.view(np.float32)])
     result = tvm.runtime.tensor(np.zeros_like(x))
-    functions(target)[name](tvm.runtime.tensor(x), result)
+    functions_for(target)[name](tvm.runtime.tensor(x), result)
     found = result.numpy()
     with np.errstate(all="ignore"):
         exact = EXACT[name](x.astype("float64"))
@@ -503,16 +517,8 @@ def test_functions_over_all_floats(name: str, target: str, request: pytest.Fixtu
 # ---- vectors ---------------------------------------------------------------------------------
 
 VECTORISED = [
-    "softmax",
-    "silu",
-    "gelu",
-    "tanh",
-    "rms_norm",
-    "layer_norm",
-    "sum",
-    "sum_of_rows",
-    "concat",
-    "square",
+    *("softmax", "silu", "gelu", "tanh", "rms_norm", "layer_norm"),
+    *("sum", "sum_of_rows", "concat", "square"),
 ]
 
 

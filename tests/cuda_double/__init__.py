@@ -67,6 +67,19 @@ class Report:
     processes: int = 0
 
 
+def skip_without_kernels() -> None:
+    """Skip a test that needs the CUDA kernels of the library."""
+    # Not at the top: this module also builds the double for tests of the native library alone.
+    import pytest
+
+    import tvm_ipc
+    from tvm_ipc.gpu import discovery
+
+    assert tvm_ipc.Session  # which loads the library
+    if not discovery.find().architectures:
+        pytest.skip("this library was built without its CUDA kernels")
+
+
 def read_report(path: str | Path) -> Report:
     """Sums over all processes that wrote to the file `TVM_IPC_DOUBLE_REPORT`."""
     report = Report()

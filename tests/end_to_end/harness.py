@@ -16,6 +16,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 import tvm_ipc
 from tests.end_to_end.programs import Arrays, Function, Value
 from tests.end_to_end.random_programs import BOUND, Generator
+from tests.runtime.tensors_of_ranks import arrays_on, put_each
 from tvm_ipc.transform import StaticPlanBlockMemory, verify_cross_rank_safety
 from tvm_ipc.verify.hazard_types_and_messages import HazardKind
 
@@ -171,8 +172,7 @@ class _WithDelays(PyExprMutator):  # type: ignore[misc]
         op = getattr(binding.value, "op", None)
         if isinstance(op, (relax.GlobalVar, relax.ExternFunc)):
             wait = relax.ExternFunc("tests.race_wait")
-            point = [relax.prim_value(0)]
-            self.builder_.emit(relax.Call(wait, point, ty_args=[relax.AnyType()]))
+            self.builder_.emit(relax.Call(wait, [], ty_args=[relax.AnyType()]))
         super().visit_var_binding_(binding)
 
 
@@ -207,26 +207,14 @@ def run(session: Any, programs: list[Program], path: Path, rows: tuple[int, ...]
         results = [module[program.main.name](*given) for program, _, given, _ in calls]
         for (program, sizes, _, expected), result in zip(calls, results, strict=True):
             for rank in range(session.num_workers):
-                compare(program, sizes, rank, _get(result, rank), expected)
+                compare(program, sizes, rank, arrays_on(result, rank), expected)
     except (RuntimeError, MemoryError, TypeError, ValueError) as error:
         names = [program.seed for program, *_ in calls]
         raise RuntimeError(f"programs {names}: {type(error).__name__}: {error}") from error
 
 
 def _put(session: Any, arguments: list[Arrays]) -> list[Any]:
-    references = []
-    for arrays in arguments:
-        reference = session.empty(arrays[0].shape, str(arrays[0].dtype))
-        for rank, array in enumerate(arrays):
-            reference.debug_copy_from(rank, np.ascontiguousarray(array))
-        references.append(reference)
-    return references
-
-
-def _get(result: Any, rank: int) -> list[Any]:
-    value = result.debug_get_from_remote(rank)
-    parts = [value] if hasattr(value, "numpy") else list(value)
-    return [np.array(part.numpy()) for part in parts]
+    return [put_each(session, arrays) for arrays in arguments]
 
 
 def compare(

@@ -12,6 +12,7 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tvm_ipc import comm
 from tvm_ipc.spmd.rules.elementwise import BROADCASTING, UNARY
 
 Array = np.ndarray[Any, Any]
@@ -702,3 +703,20 @@ def _grid_sample(draw: Draw) -> Drawn:
 @case("image.affine_grid", "0")
 def _affine_grid(draw: Draw) -> Drawn:
     return drawn(lambda x: op.image.affine_grid(x, (3, 4)), (draw.dim(), 2, 3))
+
+
+# ---- mixtures of experts --------------------------------------------------------------------
+
+
+@case("comm.moe", "0", "0", "0", "0", "0", partial=False)
+def _moe(draw: Draw) -> Drawn:
+    """Also of one token, and with pairs of a token and a choice that no expert gets."""
+    tokens, experts, features, inner, choices = draw.dims(5)
+    return drawn(
+        lambda *xs: comm.moe(*xs, activation="relu"),
+        (tokens, features),
+        Tensor((tokens, choices), "int64", -1, experts),
+        (tokens, choices),
+        (experts, 2 * inner, features),
+        (experts, features, inner),
+    )

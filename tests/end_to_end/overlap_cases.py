@@ -10,6 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from tests.collective_results import join, results_of
+from tests.end_to_end.compare_with_numpy import Example
 from tvm_ipc import comm
 
 
@@ -83,32 +85,24 @@ class Case:
     def each(self) -> range:
         return range(self.products)
 
-    def draw(self, seed: int, rows: int) -> tuple[list[Any], list[Any], list[Any]]:
-        """Inputs of each rank, weights, and biases."""
+    def example(self, seed: int, rows: int) -> Example:
+        """Inputs of each rank, weights and biases, and what each rank gets."""
         drawn = np.random.default_rng(seed)
         given = rows * self.ranks if self.kind == "reduce_scatter" else rows
         ints = lambda shape: drawn.integers(-4, 5, shape).astype(self.dtype)  # noqa: E731
         xs = [ints(self.shape(given, self.inner)) for _ in range(self.ranks)]
-        return (
-            xs,
-            [ints((self.inner, self.columns)) for _ in self.each],
-            [ints((self.columns,)) for _ in self.each],
-        )
+        ws = [ints((self.inner, self.columns)) for _ in self.each]
+        bs = [ints((self.columns,)) for _ in self.each]
+        told = [tvm.runtime.ShapeTuple([rows])] if self.symbolic else []
+        return xs, [*ws, *bs, *told], self._wanted(xs, ws, bs)
 
-    def wanted(self, xs: list[Any], ws: list[Any], bs: list[Any]) -> list[list[Any]]:
-        """What each rank gets of each product."""
-        found: list[list[Any]] = [[] for _ in xs]
+    def _wanted(self, xs: list[Any], ws: list[Any], bs: list[Any]) -> list[list[Any]]:
+        found: list[Any] = []
         for w, b in zip(ws, bs, strict=True):
             if self.kind == "allgather":
-                y = np.concatenate(xs, self.axis) @ w
-                y = np.maximum(y + b, 0) if self.bias else y
-                parts = [y] * self.ranks
+                y = join(xs, self.axis) @ w
+                found.append([np.maximum(y + b, 0) if self.bias else y] * self.ranks)
             else:
-                reductions = {"sum": np.sum, "max": np.max, "avg": np.mean}
-                reduced = reductions[self.reduction]([x @ w for x in xs], 0)
-                parts = [reduced] * self.ranks
-                if self.kind == "reduce_scatter":
-                    parts = np.split(reduced, self.ranks, self.axis)
-            for rank, part in enumerate(parts):
-                found[rank].append(part)
-        return found
+                options = {"reduction": self.reduction, "axis": self.axis}
+                found.append(results_of(self.kind, [x @ w for x in xs], **options))
+        return list(map(list, zip(*found, strict=True)))

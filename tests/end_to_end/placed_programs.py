@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -14,6 +14,8 @@ import tvm
 from tvm import relax
 
 import tvm_ipc
+from tests import collective_results
+from tests.runtime.tensors_of_ranks import put_each as put
 from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard, place
 
 Array = np.ndarray[Any, Any]
@@ -106,16 +108,6 @@ def call(session: Any, mesh: Mesh, program: Program, function: Any, shapes: Any)
         compare(mesh, parts, np.asarray(right), wanted or {}, f"result {k} of {shapes}")
 
 
-def put(session: Any, parts: Mapping[int, Array] | Sequence[Array]) -> Any:
-    """Return a reference to what each rank has, by ranks or in their order."""
-    by_rank = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
-    one = next(iter(by_rank.values()))
-    reference = session.empty(one.shape, str(one.dtype))
-    for rank, part in by_rank.items():
-        reference.debug_copy_from(rank, part)
-    return reference
-
-
 def _values(random: Any, shape: Any, dtype: str) -> Array:
     if "int" in dtype:
         return random.integers(1, 5, shape).astype(dtype)
@@ -139,9 +131,7 @@ def cut(mesh: Mesh, whole: Array, given: Given, random: Any) -> dict[int, Array]
 
 def _pieces(whole: Array, one: Placement, workers: int, random: Any) -> list[Array]:
     if isinstance(one, Shard):
-        missing = -whole.shape[one.axis] % workers
-        width = [(0, missing if k == one.axis else 0) for k in range(whole.ndim)]
-        return np.split(np.pad(whole, width), workers, one.axis)
+        return collective_results.cut(whole, workers, one.axis)
     if isinstance(one, Partial):
         others = [_values(random, whole.shape, str(whole.dtype)) for _ in range(workers - 1)]
         return [whole - sum(others), *others] if others else [whole]

@@ -237,17 +237,3 @@ def in_teams(
 
 def as_dtype(array: Any, dtype: str) -> Any:
     return np.asarray(array).astype(dtype)
-
-
-def reduced(arrays: Arrays, kind: str) -> Arrays:
-    """What an all-reduce gives."""
-    stack = np.stack(arrays)
-    wide = stack.astype("float64") if stack.dtype.kind == "f" else stack.astype("int64")
-    total = {
-        "sum": lambda: wide.sum(0),
-        "prod": lambda: wide.prod(0),
-        "min": lambda: wide.min(0),
-        "max": lambda: wide.max(0),
-        "avg": lambda: wide.mean(0),
-    }[kind]()
-    return [total.astype(stack.dtype)] * len(arrays)

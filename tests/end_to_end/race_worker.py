@@ -20,7 +20,7 @@ class Delays:
         rank = int(get_global_func("runtime.disco.worker_rank")())
         self.source = random.Random(seed * 64 + rank) if seed >= 0 else None
 
-    def wait(self, _point: int) -> None:
+    def wait(self) -> None:
         """Be late, or not. Whoever waits for this rank falls asleep, and wakes up late itself."""
         if self.source is not None and self.source.random() < 0.3:
             time.sleep(self.source.choice((0, 5e-5, 2e-4, 1e-3)))
@@ -37,7 +37,7 @@ def register() -> None:
     register_global_func("tests.race_reset", lambda seed: mine().reset(seed), override=True)
     # A function of which compilers know nothing.
     register_global_func("tests.race_copy", lambda x, y: x.copyto(y) and None, override=True)
-    register_global_func("tests.race_wait", lambda point: mine().wait(point), override=True)
+    register_global_func("tests.race_wait", lambda: mine().wait(), override=True)
 
 
 register()

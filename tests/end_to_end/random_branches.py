@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import tvm
 
+from tests.collective_results import results_of
+
 COLUMNS = 12  #: divisible by all numbers of ranks
 STATIC = 4
 #: Rows of the values, by what they are in the program.
@@ -47,13 +49,7 @@ class Collective:
 
     def run(self, given: list[Array]) -> list[Array]:
         """Return what each rank gets."""
-        world = len(given)
-        if self.kind == "allreduce":
-            whole = {"sum": np.add, "max": np.maximum, "min": np.minimum}[self.how].reduce(given)
-            return [whole.astype(given[0].dtype)] * world
-        if self.kind == "allgather":
-            return [np.concatenate(given)] * world
-        return [given[0]] * world if self.kind == "broadcast" else np.split(given[0], world, 1)
+        return results_of(self.kind, given, reduction=self.how, axis=int(self.kind == "scatter"))
 
 
 @dataclass

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.end_to_end.programs import Dim, Value, in_teams, local, reduced
+from tests.collective_results import results_of
+from tests.end_to_end.programs import Dim, Value, in_teams, local
 from tests.end_to_end.random_writer import Scope, Writer
 
 
@@ -19,9 +20,7 @@ class Collectives(Writer):
         return in_group, [range(first, first + size) for first in range(0, self.world, size)]
 
     def _allreduce(self, scope: Scope) -> Value | None:
-        x = self._pick(scope, lambda v: True)
-        if x is None:
-            return None
+        x = self._any(scope)
         kind = self.rng.choice(("sum",) * 5 + ("max", "min", "prod", "avg"))
         if kind == "avg" and x.dtype.startswith("int"):
             return None
@@ -31,7 +30,7 @@ class Collectives(Writer):
         result = self._emit(
             scope,
             f'R.ccl.allreduce({x.name}, "{kind}", {in_group})',
-            in_teams(x.name, parts, lambda arrays: reduced(arrays, kind)),
+            in_teams(x.name, parts, lambda arrays: results_of("allreduce", arrays, reduction=kind)),
             x,
             bound=min(bound, 16) if kind == "avg" else bound,
             same=len(parts) == 1 or x.same,
@@ -53,16 +52,14 @@ class Collectives(Writer):
         return self._emit(
             scope,
             f"R.ccl.allgather({x.name}, {ranks}, {in_group})",
-            in_teams(x.name, parts, lambda arrays: [np.concatenate(arrays)] * ranks),
+            in_teams(x.name, parts, lambda arrays: results_of("allgather", arrays)),
             x,
             shape=(x.shape[0] * Dim(ranks), *x.shape[1:]),
             same=len(parts) == 1 or x.same,
         )
 
     def _broadcast(self, scope: Scope) -> Value | None:
-        x = self._pick(scope, lambda v: True)
-        if x is None:
-            return None
+        x = self._any(scope)
         return self._emit(
             scope,
             f"R.ccl.broadcast_from_worker0({x.name})",

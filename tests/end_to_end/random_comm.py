@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable
-from functools import reduce
 from math import prod
 from typing import Any
 
@@ -13,10 +13,10 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from tests.collective_results import Array, results_of
 from tvm_ipc import comm
 from tvm_ipc.comm import KINDS, Mesh, Teams
 
-Array = np.ndarray[Any, Any]
 #: What each rank has; None where nobody defined it.
 Arrays = list["Array | None"]
 #: How what ranks have becomes what they get.
@@ -66,22 +66,6 @@ def in_teams(teams: Teams, run: Callable[[list[Array]], Any], arrays: Arrays) ->
         for rank, result in zip(team, run([one for one in given if one is not None]), strict=True):
             found[rank] = result
     return found
-
-
-def cut(x: Array, count: int, axis: int) -> list[Array]:
-    width = [(0, -extent % count if k == axis else 0) for k, extent in enumerate(x.shape)]
-    return np.split(np.pad(x, width), count, axis)
-
-
-def join(xs: list[Array], axis: int, extent: int) -> Array:
-    return np.concatenate(xs, axis).take(range(extent), axis)
-
-
-REDUCE: dict[str, Callable[[list[Array]], Array]] = {
-    "sum": lambda xs: reduce(np.add, xs),
-    "max": lambda xs: reduce(np.maximum, xs),
-    "min": lambda xs: reduce(np.minimum, xs),
-}
 
 
 class Program:
@@ -185,86 +169,50 @@ class Program:
     def _make(self, name: str, x: Value, teams: Teams, given: dict[str, Any]) -> bool:
         """Emit a collective of a kind, if there is one of this tensor; return whether."""
         rng, n, kind = self.rng, len(teams[0]), KINDS[name]
-        axis, other = rng.randrange(x.rank), rng.randrange(x.rank)
+        if name == "send_recv" and n == 1:
+            return False
+        on_two_axes = kind.splits and kind.concatenates
+        split = rng.randrange(x.rank)
+        concat = rng.randrange(x.rank) if on_two_axes else split
         root = rng.randrange(n)
         how = rng.choice(("max", "min", "sum")) if x.bound * n < LARGEST else "max"
         bound = x.bound * n if how == "sum" and kind.reduces else x.bound
-        if not (kind.splits or kind.concatenates or kind.paired):
-            given.pop("workers", None)
         grows = n if kind.concatenates and not kind.splits else 1
         if grows * prod(self.number(one, max(ROWS)) for one in x.dims) > MOST:
             return False
-
-        def emit(call: relax.Expr, run: Callable[[list[Array]], Any]) -> bool:
-            made = self._emit(call, [x], lambda of: in_teams(teams, run, of[0]), bound)
-            if made is not None and kind.splits and not kind.concatenates:
-                made.scattered[axis] = (x.dims[axis], teams)
-            return made is not None
-
-        def alone(result: Array) -> list[Array | None]:
-            return [result if k == root else None for k in range(n)]
-
-        if name == "allreduce":
-            return emit(comm.allreduce(x.var, how, **given), lambda xs: [REDUCE[how](xs)] * len(xs))
-        if name == "reduce":
-            return emit(comm.reduce(x.var, how, root, **given), lambda xs: alone(REDUCE[how](xs)))
-        if name == "broadcast":
-            return emit(comm.broadcast(x.var, root, **given), lambda xs: [xs[root]] * n)
-        if name == "permute":
-            order = rng.sample(range(n), n)
-            pairs = [
-                [source, target]
-                for source, target in zip(rng.choices(range(n), k=n), order, strict=True)
-            ]
-            pairs = pairs[: rng.randint(0, n)]
-
-            def permuted(xs: list[Array]) -> list[Array]:
-                got = [np.zeros_like(one) for one in xs]
-                for source, target in pairs:
-                    got[target] = xs[source]
-                return got
-
-            return emit(comm.permute(x.var, pairs, **given), permuted)
-        if name == "send_recv":
-            if n == 1:
-                return False
-            source, target = rng.sample(range(n), 2)
-
-            def sent(xs: list[Array]) -> list[Array]:
-                return [xs[source] if k == target else np.zeros_like(xs[k]) for k in range(n)]
-
-            return emit(comm.send_recv(x.var, source, target, **given), sent)
-        if kind.concatenates:
-            whole = self._whole(x, other, teams)
-            if whole is not None:
-                given["extent"] = whole
-        uneven = not divides(n, x.dims[axis]) or rng.random() < 0.3
-        if name == "reduce_scatter":
-            call = comm.reduce_scatter(x.var, how, axis=axis, uneven=uneven, **given)
-            return emit(call, lambda xs: cut(REDUCE[how](xs), n, axis))
-        if name == "scatter":
-            call = comm.scatter(x.var, root, axis=axis, uneven=uneven, **given)
-            return emit(call, lambda xs: cut(xs[root], n, axis))
-
-        def joined(xs: list[Array]) -> Array:
-            total = sum(one.shape[other] for one in xs)
-            extent = given.get("extent", total)
-            return join(xs, other, self.number(extent, self.now))
-
-        if name == "allgather":
-            call = comm.allgather(x.var, axis=other, **given)
-            return emit(call, lambda xs: [joined(xs)] * n)
-        if name == "gather":
-            call = comm.gather(x.var, root, axis=other, **given)
-            return emit(call, lambda xs: alone(joined(xs)))
-        if axis == other or (uneven and "extent" not in given and not divides(n, x.dims[axis])):
+        whole = self._whole(x, concat, teams) if kind.concatenates else None
+        if on_two_axes and (split == concat or (whole is None and not divides(n, x.dims[split]))):
             return False
+        source, target = rng.sample(range(n), 2) if n > 1 else (0, 0)
+        pairs = [[source, target]]
+        if name == "permute":
+            receivers = rng.sample(range(n), rng.randint(0, n))
+            pairs = [[rng.randrange(n), receiver] for receiver in receivers]
+        options = {
+            "reduction": how,
+            "root": root,
+            "axis": split,
+            "split_axis": split,
+            "concat_axis": concat,
+            "uneven": not divides(n, x.dims[split]) or rng.random() < 0.3,
+            "extent": whole,
+            "pairs": pairs,
+            "source": source,
+            "target": target,
+            **given,
+        }
+        parameters = inspect.signature(getattr(comm, name)).parameters
+        options = {key: option for key, option in options.items() if key in parameters}
 
-        def swapped(xs: list[Array]) -> list[Array]:
-            parts = [cut(one, n, axis) for one in xs]
-            return [joined([parts[i][k] for i in range(n)]) for k in range(n)]
+        def run(xs: list[Array]) -> list[Array | None]:
+            extent = None if whole is None else self.number(whole, self.now)
+            return results_of(name, xs, **{**options, "extent": extent})
 
-        return emit(comm.all_to_all(x.var, axis, other, **given), swapped)
+        call = getattr(comm, name)(x.var, **options)
+        made = self._emit(call, [x], lambda of: in_teams(teams, run, of[0]), bound)
+        if made is not None and kind.splits and not kind.concatenates:
+            made.scattered[split] = (x.dims[split], teams)
+        return made is not None
 
     def _whole(self, x: Value, axis: int, teams: Teams) -> Any:
         """Draw the extent of the parts together, None if it is that of all of them."""

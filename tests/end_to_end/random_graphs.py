@@ -13,6 +13,8 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from tvm_ipc.comm import Mesh, Shard, place
+
 EXTENTS = (1, 2, 3, 4, 5, 6, 8)
 STEPS = 7
 #: Elements of the largest tensor.
@@ -41,6 +43,8 @@ class Graph:
     steps : values that are made; the parameters come before them.
     result : which value is returned, negated.
     returned : which other values are returned, as they are; each is also used by a step.
+    annotations : values that steps use in a placement: which of their axes is divided, by axes of
+        the mesh.
     """
 
     params: tuple[Dims, ...]
@@ -48,6 +52,7 @@ class Graph:
     steps: tuple[Step, ...]
     result: int
     returned: tuple[int, ...] = ()
+    annotations: tuple[tuple[int, dict[str, int]], ...] = ()
 
     def arrays(self) -> list[Any]:
         """Return values of both signs, no two equal."""
@@ -66,22 +71,28 @@ class Graph:
                 found.update(self.steps[k].of)
         return found
 
-    def emit(self, builder: relax.BlockBuilder, name: str) -> None:
-        """Add the function to a module."""
+    def emit(self, builder: relax.BlockBuilder, name: str, mesh: Mesh | None = None) -> None:
+        """Add the function to a module, with its annotations if there is a mesh."""
+        places = dict(self.annotations) if mesh is not None else {}
         params = [
             relax.Var(f"{name}_p{k}", relax.TensorType(shape, "float32"))
             for k, shape in enumerate(self.params)
         ]
         needed = self.needed()
         values: list[Any] = list(params)
+        used: list[Any] = list(params)
         with builder.function(name, params):
             with builder.dataflow():
-                for k, step in enumerate(self.steps):
+                for k, step in enumerate(self.steps, start=len(params)):
                     made = None
-                    if k + len(params) in needed:
-                        made = make(builder, step, [values[one] for one in step.of])
+                    if k in needed:
+                        made = make(builder, step, [used[one] for one in step.of])
                     values.append(made)
-                last = builder.emit(op.negative(values[self.result]))
+                    if k in needed and k in places:
+                        divided = {axis: Shard(cut) for axis, cut in places[k].items()}
+                        made = builder.emit(place(made, mesh, divided))
+                    used.append(made)
+                last = builder.emit(op.negative(used[self.result]))
                 others = [values[one] for one in self.returned]
                 out = builder.emit_output(relax.Tuple([last, *others]))
             builder.emit_func_output(out)
@@ -223,7 +234,7 @@ def draw(seed: int, axes: tuple[str, ...]) -> Graph:
             while len(steps) < STEPS:
                 first = mixed and not steps
                 dims = [_dims(x) for x in values]
-                step = Step("matmul", (0, 1)) if first else _step(random, dims)
+                step = Step("matmul", (0, 1)) if first else draw_step(random, dims)
                 if step is None:
                     continue
                 made = make(builder, step, [values[one] for one in step.of])
@@ -246,13 +257,35 @@ def draw(seed: int, axes: tuple[str, ...]) -> Graph:
     return replace(graph, plan=tuple(one if k in needed else {} for k, one in enumerate(plan)))
 
 
+def annotated(graph: Graph, seed: int, axes: tuple[str, ...]) -> Graph:
+    """Return a graph with random annotations of its values, and with a part of its plan."""
+    random = Random(seed)
+    builder = relax.BlockBuilder()
+    params = [
+        relax.Var(f"p{k}", relax.TensorType(s, "float32")) for k, s in enumerate(graph.params)
+    ]
+    values: list[Any] = list(params)
+    with builder.function("f", params):
+        with builder.dataflow():
+            for step in graph.steps:
+                values.append(make(builder, step, [values[one] for one in step.of]))
+            out = builder.emit_output(op.negative(values[-1]))
+        builder.emit_func_output(out)
+    made = sorted(k for k in graph.needed() if k >= len(params) and _dims(values[k]))
+    chosen = random.sample(made, min(len(made), random.choice((1, 1, 2, 3))))
+    annotations = tuple((k, _division(random, _dims(values[k]), axes)) for k in sorted(chosen))
+    kept = random.choice((0, 0, 0.5))
+    plan = tuple(each if random.random() < kept else {} for each in graph.plan)
+    return replace(graph, annotations=annotations, plan=plan)
+
+
 def _division(random: Random, shape: Dims, axes: tuple[str, ...]) -> dict[str, int]:
     left = list(range(len(shape)))
     random.shuffle(left)
     return {name: left.pop() for name in axes if left and random.random() < 0.7}
 
 
-def _step(random: Random, shapes: list[Dims]) -> Step | None:
+def draw_step(random: Random, shapes: list[Dims]) -> Step | None:
     """Return an operator of the latest values, or of any; None where it does not fit."""
     last = len(shapes) - 1
     k = random.choice([*range(len(shapes)), last, last, last, last])

@@ -11,13 +11,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax, te
 
+from tests.collective_results import results_of
+from tests.end_to_end.host_programs import HostBuilder
 from tvm_ipc.comm import Mesh
 
 CHUNK = 16  #: elements of 4 bytes, so that views are aligned for kernels
@@ -71,12 +72,12 @@ class Scope:
     made: list[int] = field(default_factory=list)
 
 
-class HostProgram:
+class HostProgram(HostBuilder):
     """A function `main` of two tensors and a condition, drawn from a seed."""
 
     def __init__(self, seed: int, world: int, steps: int) -> None:
         self.rng, self.seed, self.world = random.Random(seed), seed, world
-        self.builder = relax.BlockBuilder()
+        super().__init__()
         self.made_of: set[str] = set()
         self.vars: dict[int, Any] = {}
         self.bounds: dict[int, int] = {}
@@ -93,12 +94,7 @@ class HostProgram:
         c = relax.Var("c", relax.TensorType([], "bool"))
         self.condition = c
         with self.builder.function("main", [x, y, c], pure=False):
-            rank = relax.Call(
-                relax.ExternFunc("runtime.disco.worker_rank"),
-                [],
-                ty_args=[tvm.ir.PrimType("int64")],
-            )
-            self.rank = self.builder.emit(rank)
+            self.rank = self.packed("runtime.disco.worker_rank", ty=tvm.ir.PrimType("int64"))
             for number, var in enumerate((x, y)):
                 self.vars[number], self.bounds[number] = var, 5
                 self.scope.made.append(number)
@@ -148,12 +144,6 @@ class HostProgram:
         kernel = te.create_prim_func([a, b, out]).with_attr("global_symbol", f"{name}{count}")
         return self.builder.add_func(kernel, f"{name}{count}")
 
-    def packed(self, name: str, *operands: Any, ty: Any = None) -> Any:
-        name = name if name.startswith("runtime.") else f"tvm_ipc.{name}"
-        arguments = [relax.prim_value(o) if isinstance(o, int) else o for o in operands]
-        types = [relax.TupleType([]) if ty is None else ty]
-        return self.builder.emit(relax.Call(relax.ExternFunc(name), arguments, ty_args=types))
-
     def at(self, part: Part) -> Any:
         """The tensor of some chunks."""
         whole = self.vars[part.buffer]
@@ -194,10 +184,7 @@ class HostProgram:
 
     def allocate(self, scope: Scope) -> int:
         number = len(self.vars)
-        alloc = relax.op.builtin.alloc_tensor(
-            relax.ShapeExpr([CHUNK * CHUNKS]), "int32", 0, "global"
-        )
-        self.vars[number] = self.builder.emit(alloc)
+        self.vars[number] = self.empty(CHUNK * CHUNKS, dtype="int32")
         scope.made.append(number)
 
         def run(state: State, ranks: list[int], c: bool) -> None:
@@ -208,10 +195,7 @@ class HostProgram:
 
     def compute(self, runs: list[Run], name: str, a: Part, b: Part, out: Part) -> None:
         kernel = self.kernels[name, a.count]
-        call = relax.Call(
-            kernel, [self.at(a), self.at(b), self.at(out)], ty_args=[relax.TupleType([])]
-        )
-        self.builder.emit(call)
+        self.call(kernel, self.at(a), self.at(b), self.at(out))
         function = np.subtract if name == "sub" else np.minimum
 
         def run(state: State, ranks: list[int], c: bool) -> None:
@@ -292,17 +276,9 @@ class HostProgram:
             "all_to_all": [relax.ShapeExpr([]), given, 0],
         }[name]
 
-        def together(xs: list[Array]) -> list[Array]:
-            if name in ("allreduce", "reduce_scatter"):
-                whole = reduce(np.add if how == "sum" else np.maximum, xs)
-                return [whole] * n if name == "allreduce" else np.split(whole, n)
-            if name == "allgather":
-                return [np.concatenate(xs)] * n
-            if name == "broadcast":
-                return [xs[root]] * n
-            if name == "permute":
-                return [xs[one] for one in sources]
-            return [np.concatenate([np.split(one, n)[k] for one in xs]) for k in range(n)]
+        def together(xs: list[Array]) -> Any:
+            pairs = [(source, k) for k, source in enumerate(sources)]
+            return results_of(name, xs, reduction=how, root=root, pairs=pairs)
 
         def run(state: State, ranks: list[int], c: bool) -> None:
             for team in teams:
@@ -352,9 +328,7 @@ class HostProgram:
         out = self.target(scope, part.count, [own, part], bound)
         shape, ty = [part.count * CHUNK], relax.TensorType([part.count * CHUNK], "int32")
         seen = self.packed("peer_view", one.var, shift, relax.ShapeExpr(shape), ty=ty)
-        call = [seen, self.at(own), self.at(out)]
-        kernel = self.kernels["sub", part.count]
-        self.builder.emit(relax.Call(kernel, call, ty_args=[relax.TupleType([])]))
+        self.call(self.kernels["sub", part.count], seen, self.at(own), self.at(out))
         self.made_of.add("peer_view")
 
         def run(state: State, ranks: list[int], c: bool) -> None:

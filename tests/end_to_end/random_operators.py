@@ -17,9 +17,7 @@ class Operators(Writer):
     """What a worker computes alone."""
 
     def _unary(self, scope: Scope) -> Value | None:
-        x = self._pick(scope, lambda v: True)
-        if x is None:
-            return None
+        x = self._any(scope)
         text, function = self.rng.choice(
             [("R.negative({})", np.negative), ("R.abs({})", np.abs), ("relu", None)]
         )
@@ -29,9 +27,7 @@ class Operators(Writer):
 
     def _binary(self, scope: Scope) -> Value | None:
         rng = self.rng
-        x = self._pick(scope, lambda v: True)
-        if x is None:
-            return None
+        x = self._any(scope)
         names = {
             "add": (np.add, lambda a, b: a + b),
             "subtract": (np.subtract, lambda a, b: a + b),
@@ -181,9 +177,7 @@ class Operators(Writer):
         )
 
     def _cast(self, scope: Scope) -> Value | None:
-        x = self._pick(scope, lambda v: True)
-        if x is None:
-            return None
+        x = self._any(scope)
         dtype = self.rng.choice(DTYPES)
         if dtype == x.dtype or x.bound > EXACT[dtype]:
             return None
@@ -191,9 +185,7 @@ class Operators(Writer):
         return self._emit(scope, f'R.astype({x.name}, "{dtype}")', run, x, dtype=dtype)
 
     def _tuple(self, scope: Scope) -> Value | None:
-        x, y = self._pick(scope, lambda v: True), self._pick(scope, lambda v: True)
-        if x is None or y is None:
-            return None
+        x, y = self._any(scope), self._any(scope)
         pair = self._name("t")
         run = local(x.name, y.name)(lambda a, b: (a, b))
         scope.body.append(Let(pair, f"({x.name}, {y.name})", run))

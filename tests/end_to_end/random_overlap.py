@@ -23,7 +23,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tests.end_to_end.random_comm import LARGEST, REDUCE, Array, Arrays, Value, cut, each, in_teams
+from tests.collective_results import call_and_results
+from tests.end_to_end.random_comm import LARGEST, Arrays, Value, each, in_teams
 from tvm_ipc import comm
 
 KINDS = ("gather", "scatter", "sum", "both", "mlp")
@@ -156,24 +157,20 @@ class OverlapProgram:
         workers = {"workers": size} if name == "world" else {}
         self.made_of |= {kind, "whole session" if name == "world" else "named ranks"}
 
+        def together(x: Value, bound: int, name: str, *args: Any, **options: Any) -> Value:
+            make, run = call_and_results(name, *args, **given, **options)
+            return self._emit(make(x.var), [x], lambda of: in_teams(teams, run, of[0]), bound)
+
         def gathered(x: Value) -> Value:
-            call = comm.allgather(x.var, axis=axis, **given, **workers)
-            join: Callable[[list[Array]], Any] = lambda xs: [np.concatenate(xs, axis)] * size  # noqa: E731
-            return self._emit(call, [x], lambda of: in_teams(teams, join, of[0]), x.bound)
+            return together(x, x.bound, "allgather", axis=axis, **workers)
 
         def reduced(x: Value, scatters: bool) -> Value:
             how = rng.choice(("sum", "sum", "max"))
             bound = x.bound * size if how == "sum" else x.bound
-            if scatters:
-                call = comm.reduce_scatter(
-                    x.var, how, axis=axis, uneven=not self._divides(size, x.dims[axis]),
-                    **given, **workers,
-                )  # fmt: skip
-                run: Callable[[list[Array]], Any] = lambda xs: cut(REDUCE[how](xs), size, axis)  # noqa: E731
-            else:
-                call = comm.allreduce(x.var, how, **given)
-                run = lambda xs: [REDUCE[how](xs)] * size  # noqa: E731
-            return self._emit(call, [x], lambda of: in_teams(teams, run, of[0]), bound)
+            if not scatters:
+                return together(x, bound, "allreduce", how)
+            uneven = not self._divides(size, x.dims[axis])
+            return together(x, bound, "reduce_scatter", how, axis=axis, uneven=uneven, **workers)
 
         if kind == "gather":
             whole = gathered(x)

@@ -146,11 +146,11 @@ class Generator(Operators, Collectives):
 
     def _if(self, scope: Scope, depth: int) -> Value | None:
         condition = self._condition(scope)
-        if condition is None or self._pick(scope, lambda v: True) is None:
+        if condition is None:
             return None
         result = self._name("r")
         kinds = {(v.shape, v.dtype) for v in scope.values if v.exact and v.dtype != "bool"}
-        also = self._pick(scope, lambda v: True) if self.rng.random() < 0.3 else None
+        also = self._any(scope) if self.rng.random() < 0.3 else None
         branches, ends = [], []
         for _ in range(2):
             inner = Scope(list(scope.values))

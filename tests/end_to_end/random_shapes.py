@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.collective_results import results_of
 from tests.end_to_end.programs import (
     Arrays,
     Branch,
@@ -28,7 +29,6 @@ from tests.end_to_end.programs import (
     as_dtype,
     in_teams,
     local,
-    reduced,
 )
 
 VARIABLES = ("n", "m", "k")
@@ -239,9 +239,10 @@ class Shapes:
         self.count += 1
         return f"v{self.count}"
 
-    def pick(self, values: list[Value], dtypes: tuple[str, ...] = DTYPES) -> Value | None:
+    def pick(self, values: list[Value], dtypes: tuple[str, ...] = DTYPES) -> Value:
+        """Draw a value, mostly a new one; the parameters are of float32."""
         fit = [one for one in values if one.dtype in dtypes]
-        return self.rng.choice(fit[-4:] if self.rng.random() < 0.7 else fit) if fit else None
+        return self.rng.choice(fit[-4:] if self.rng.random() < 0.7 else fit)
 
     def emit(
         self,
@@ -283,8 +284,6 @@ class Shapes:
 
     def slice(self, values: list[Value], body: list[Any]) -> bool:
         x = self.pick(values)
-        if x is None:
-            return False
         length = _extent(x.shape[0])
         rng = self.rng
         front, back, stride = rng.choice((0, 1, 2)), rng.choice((0, 1, 2)), rng.choice((1, 1, 2, 3))
@@ -310,7 +309,7 @@ class Shapes:
 
     def pool(self, values: list[Value], body: list[Any]) -> bool:
         x = self.pick(values, ("float32", "float16"))
-        if x is None or not self.restrict(x.shape, 2):
+        if not self.restrict(x.shape, 2):
             return False
         rows, columns = map(_extent, x.shape)
         half = [
@@ -329,8 +328,6 @@ class Shapes:
 
     def cast(self, values: list[Value], body: list[Any]) -> bool:
         x = self.pick(values)
-        if x is None:
-            return False
         dtype = self.rng.choice(DTYPES)
         text = f'R.astype({clipped(x, 8)}, "{dtype}")'
         run = local(x.name)(lambda a: np.clip(a, -8, 8).astype(dtype))
@@ -338,15 +335,11 @@ class Shapes:
 
     def permute(self, values: list[Value], body: list[Any]) -> bool:
         x = self.pick(values)
-        if x is None:
-            return False
         run = local(x.name)(np.transpose)
         return self.emit(values, body, f"R.permute_dims({x.name})", run, x.shape[::-1], x.dtype)
 
     def pointwise(self, values: list[Value], body: list[Any]) -> bool:
         x = self.pick(values)
-        if x is None:
-            return False
         same = [one for one in values if one.shape == x.shape and one.dtype == x.dtype]
         y = self.rng.choice(same)
         text = f"R.maximum({x.name}, R.negative({y.name}))"
@@ -355,8 +348,6 @@ class Shapes:
 
     def concat(self, values: list[Value], body: list[Any]) -> bool:
         x = self.pick(values)
-        if x is None:
-            return False
         same = [one for one in values if one.shape[1] == x.shape[1] and one.dtype == x.dtype]
         y = self.rng.choice(same)
         rows = made("{} + {}", lambda a, b: a + b, _extent(x.shape[0]), _extent(y.shape[0]))
@@ -366,8 +357,6 @@ class Shapes:
 
     def repeat(self, values: list[Value], body: list[Any]) -> bool:
         x = self.pick(values)
-        if x is None:
-            return False
         rows = made("{} * 3", lambda a: a * 3, _extent(x.shape[0]))
         run = local(x.name)(lambda a: np.repeat(a, 3, axis=0))
         text = f"R.repeat({x.name}, 3, axis=0)"
@@ -375,8 +364,6 @@ class Shapes:
 
     def reshape(self, values: list[Value], body: list[Any]) -> bool:
         x = self.pick(values)
-        if x is None:
-            return False
         rows, columns = map(_extent, x.shape)
         whole = made("{} * {}", lambda a, b: a * b, rows, columns)
         shape: Shape = self.rng.choice([(columns, rows), (whole, Dim(1)), (Dim(1), whole)])
@@ -390,7 +377,7 @@ class Shapes:
 
     def matmul(self, values: list[Value], body: list[Any]) -> bool:
         x = self.pick(values, ("float32", "float64"))
-        if x is None or not self.restrict(x.shape[1:], 1):
+        if not self.restrict(x.shape[1:], 1):
             return False
         same = [one for one in values if one.dtype == x.dtype and one.shape[1] == x.shape[1]]
         y = self.rng.choice([x, *same])
@@ -405,10 +392,12 @@ class Shapes:
 
     def allreduce(self, values: list[Value], body: list[Any]) -> bool:
         x = self.pick(values)
-        if x is None:
-            return False
         kind = self.rng.choice(("sum", "max", "min") if x.dtype != "int8" else ("max", "min"))
-        run = in_teams(x.name, [range(self.world)], lambda arrays: reduced(arrays, kind))
+        run = in_teams(
+            x.name,
+            [range(self.world)],
+            lambda arrays: results_of("allreduce", arrays, reduction=kind),
+        )
         text = f'R.ccl.allreduce({x.name}, "{kind}")'
         if not self.emit(values, body, text, run, x.shape, x.dtype):
             return False
@@ -416,11 +405,9 @@ class Shapes:
 
     def allgather(self, values: list[Value], body: list[Any]) -> bool:
         x = self.pick(values)
-        if x is None:
-            return False
         world = self.world
         rows = made(f"{{}} * {world}", lambda a: a * world, _extent(x.shape[0]))
-        run = in_teams(x.name, [range(world)], lambda arrays: [np.concatenate(arrays)] * world)
+        run = in_teams(x.name, [range(world)], lambda arrays: results_of("allgather", arrays))
         text = f"R.ccl.allgather({x.name}, {world})"
         return self.emit(values, body, text, run, (rows, x.shape[1]), x.dtype)
 

@@ -45,6 +45,12 @@ class Writer:
         # Mostly what is new, so that programs are deep.
         return self.rng.choice(fit[-4:] if self.rng.random() < 0.7 else fit)
 
+    def _any(self, scope: Scope) -> Value:
+        """Draw a value; there are parameters at least."""
+        value = self._pick(scope, lambda v: True)
+        assert value is not None
+        return value
+
     def _emit(
         self,
         scope: Scope,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tests.end_to_end.happens_before import allocated_bytes, number_of
 from tvm_ipc.packed_functions import IPC_MEMORY, CollectiveFlag, Function, Sync, find
 
 
@@ -447,6 +447,27 @@ class Schedule:
         yield lambda: len(self.messages[key]) > number
         thread.learn(self.messages[key][number])
         self.access(thread, args[0], True, name)
+
+
+def allocated_bytes(shape: Any, dtype: Any, rows: int | Mapping[str, int]) -> int:
+    """Return the bytes of a tensor of a shape."""
+    name = str(dtype.value if hasattr(dtype, "value") else getattr(dtype, "dtype", dtype))
+    return prod(number_of(one, rows) for one in shape.values) * np.dtype(name).itemsize
+
+
+def number_of(extent: Any, rows: int | Mapping[str, int]) -> int:
+    """Return a number where all variables are `rows`, or what it has for their names."""
+    extent = extent.value if isinstance(extent, tvm.ir.GenericConst) else extent
+    if isinstance(extent, (int, tirx.IntImm)):
+        return int(extent)
+    analyzer = tvm.sym.Analyzer()
+
+    def bind(var: Any) -> None:
+        value = rows if isinstance(rows, int) else rows[str(var.name)]
+        analyzer.bind(var, tirx.IntImm(str(var.ty), value))
+
+    tvm_ffi.structural_walk(extent, [(tvm.ir.Var, bind)])
+    return int(analyzer.simplify(extent))
 
 
 def flat(value: Any) -> Iterator[Any]:

@@ -12,9 +12,10 @@ import tvm
 from tvm import relax, tirx
 
 import tvm_ipc
-from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
+from tests.end_to_end.host_programs import packed_names, racing
+from tests.runtime.tensors_of_ranks import put_each
 from tvm_ipc.errors import WorkerError
-from tvm_ipc.packed_functions import IPC_MEMORY, PROGRAMS, CollectiveFlag
+from tvm_ipc.packed_functions import CollectiveFlag
 from tvm_ipc.transform import collect_report, verify_cross_rank_safety
 from tvm_ipc.verify.hazard_types_and_messages import HazardKind
 
@@ -80,22 +81,16 @@ def expected(name: str, xs: list[Array], w: Array, b: Array, *, one_more: bool) 
     return [np.concatenate([x, y], 1) for x, y in zip(residuals, ys, strict=True)]
 
 
-def packed(module: tvm.IRModule) -> list[str]:
-    return [
-        str(call.op.global_symbol)
-        for call in calls(module["main"])
-        if isinstance(call.op, relax.ExternFunc)
-    ]
-
-
 @pytest.mark.parametrize("one_more", [False, True])
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("float16", marks=pytest.mark.slow), "bfloat16"]
+)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_programs(ranks: int, name: str, dtype: str, one_more: bool) -> None:
     pipeline = tvm_ipc.get_pipeline("llvm", ranks)
     module = blocks(name, None, 48, dtype, one_more=one_more)
-    assert packed(pipeline(module)).count(f"tvm_ipc.{name}") == LAYERS
+    assert packed_names(pipeline(module)).count(f"tvm_ipc.{name}") == LAYERS
     program = tvm.compile(module, "llvm", relax_pipeline=pipeline)
     random = np.random.default_rng(0)
     kind = getattr(ml_dtypes, dtype, dtype)
@@ -104,9 +99,7 @@ def test_programs(ranks: int, name: str, dtype: str, one_more: bool) -> None:
         main = session.load_vm_module(program)["main"]
         for rows in (5, 0, 1, 200):
             xs = [random.standard_normal((rows, 48)).astype(kind) for _ in range(ranks)]
-            x = session.empty((rows, 48), dtype)
-            for rank, values in enumerate(xs):
-                x.debug_copy_from(rank, values)
+            x = put_each(session, xs)
             out = main(x, w, b)
             for rank, wanted in enumerate(expected(name, xs, w, b, one_more=one_more)):
                 found = session.get(out, rank=rank).astype("float64")
@@ -141,57 +134,26 @@ def test_inputs_are_placed_and_barriers_left_out(name: str) -> None:
         if one.pass_name == "StaticPlanBlockMemory" and one.subject.startswith(name)
     ]
     assert verdicts == ["barrier left out", "barrier kept"]
-    assert "tvm_ipc.copy" not in packed(mod)
-    assert "runtime.disco.cuda_ipc.alloc_storage" in packed(mod)
-
-
-def racing(name: str, flags: int, *, waits: bool, written: str = "send") -> tvm.IRModule:
-    """A call whose input, or another operand, is written again, after a meeting or not."""
-    function = PROGRAMS[f"tvm_ipc.{name}"]
-    builder = relax.BlockBuilder()
-    shapes = {"weight": (64,), "bias": (64,)}
-    x = relax.Var("x", relax.TensorType((64, 64), "float32"))
-
-    def tensor(shape: tuple[int, ...], scope: str) -> Any:
-        extents = relax.ShapeExpr(shape)
-        return builder.emit(relax.op.builtin.alloc_tensor(extents, "float32", 0, scope))
-
-    def call(name: str, *operands: Any) -> None:
-        nothing = relax.TupleType([])
-        builder.emit(relax.Call(relax.ExternFunc(name), list(operands), ty_args=[nothing]))
-
-    with builder.function("main", [x], pure=False):
-        numbers = {"team": 0, "strategy": 3, "flags": flags, "epsilon": 1e-5}
-        given = {
-            one.name: relax.prim_value(numbers[one.name])
-            if one.name in numbers
-            else tensor(
-                shapes.get(one.name, (64, 64)), IPC_MEMORY if one.name == "send" else "global"
-            )
-            for one in function.parameters
-        }
-        call("tvm_ipc.copy", x, given["send"])
-        call(function.name, *given.values())
-        if waits:
-            small = tensor((1,), "global")
-            zero = relax.prim_value(0)
-            call("runtime.disco.allgather", small, zero, tensor((2,), "global"))
-        call("tvm_ipc.copy", x, given[written])
-        builder.emit_func_output(given["norm_out"])
-    return builder.get()
+    assert "tvm_ipc.copy" not in packed_names(mod)
+    assert "runtime.disco.cuda_ipc.alloc_storage" in packed_names(mod)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_race_is_found(name: str) -> None:
-    def kinds(mod: tvm.IRModule) -> list[HazardKind]:
+    matrices = dict.fromkeys(("send", "residual", "residual_out", "norm_out"), (64, 64))
+    shapes = {**matrices, "weight": (64,), "bias": (64,)}
+
+    def kinds(flags: int, *, waits: bool, **written: str) -> list[HazardKind]:
+        numbers = {"team": 0, "strategy": 3, "flags": int(flags), "epsilon": 1e-5}
+        mod = racing(name, shapes, numbers, waits=waits, **written)
         return [hazard.kind for hazard in verify_cross_rank_safety(mod)]
 
     late = CollectiveFlag.NO_EXIT_BARRIER
-    assert HazardKind.WRITE in kinds(racing(name, late, waits=False))
-    assert kinds(racing(name, late, waits=True)) == []
-    assert kinds(racing(name, CollectiveFlag.NONE, waits=False)) == []
+    assert HazardKind.WRITE in kinds(late, waits=False)
+    assert kinds(late, waits=True) == []
+    assert kinds(CollectiveFlag.NONE, waits=False) == []
     # What peers do not read may be written at once.
-    assert kinds(racing(name, late, waits=False, written="residual")) == [HazardKind.FREE]
+    assert kinds(late, waits=False, written="residual") == [HazardKind.FREE]
 
 
 def test_another_number_of_workers_is_refused() -> None:

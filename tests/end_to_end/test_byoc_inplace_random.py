@@ -10,8 +10,6 @@ return what they were given.
 
 from __future__ import annotations
 
-import random
-import types
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -20,11 +18,16 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-import tvm_ipc
+from tests.end_to_end.random_byoc import (
+    PARAM,
+    TENSOR,
+    Source,
+    by_numpy,
+    registered,
+    virtual_machine,
+)
 from tvm_ipc.transform import Compiled, RunModuleCodegen
 
-TENSOR = 'R.Tensor((n, 4), "float32")'
-PARAM = 'R.Tensor(("n", 4), "float32")'
 #: Parameters, results, and the parameters that results may be in place of.
 KERNELS = {
     "one": (("a",), ("R.negative(a)",), ([0],)),
@@ -43,13 +46,11 @@ KERNELS = {
 SAME = "test.byoc.inplace.last"
 
 
-class Source:
-    """A program, line by line."""
+class InplaceSource(Source):
+    """Kernels in place, helpers, and a function `main`."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.lines: list[str] = []
-        self.count = 0
+        super().__init__(seed)
         self.helpers: list[str] = []
 
     def text(self) -> str:
@@ -92,13 +93,6 @@ class Source:
         self.add(2, "n = T.int64()")
         self.add(2, "cls = Module")
 
-    def fresh(self) -> str:
-        self.count += 1
-        return f"v{self.count}"
-
-    def add(self, level: int, line: str) -> None:
-        self.lines.append("    " * level + line)
-
     def block(self, values: list[str], level: int, depth: int, length: int) -> list[str]:
         """Add statements that use and extend the values; return all of them."""
         values = list(values)
@@ -114,17 +108,10 @@ class Source:
         # What came last is read once more the least often, so that it may be overwritten.
         return self.random.choice(values[-3:] if self.random.random() < 0.7 else values)
 
-    def bind(self, values: list[str], level: int, value: str) -> None:
-        values.append(self.fresh())
-        self.add(level, f"{values[-1]} = {value}")
-
     def add_operator(self, values: list[str], level: int) -> None:
         name, count = self.random.choice([("tanh", 1), ("negative", 1), ("add", 2)])
         operands = ", ".join(self.pick(values) for _ in range(count))
         self.bind(values, level, f"R.{name}({operands})")
-
-    def add_zeros(self, values: list[str], level: int) -> None:
-        self.bind(values, level, 'R.zeros(R.shape([n, 4]), "float32")')
 
     def add_match_cast(self, values: list[str], level: int) -> None:
         self.bind(values, level, f"R.match_cast({self.pick(values)}, {TENSOR})")
@@ -173,53 +160,17 @@ class Source:
         values.append(result)
 
 
-def shims(rows: int) -> dict[str, object]:
-    """What the names of a source stand for where NumPy runs it."""
-
-    def identity(value, *_, **__):
-        return value
-
-    names = dict.fromkeys(["Tensor", "Tuple", "func_attr"], lambda *_: None)
-    operators = {name: getattr(np, name) for name in ("tanh", "negative", "add", "subtract")}
-    relax_shim = types.SimpleNamespace(
-        function=lambda *given, **_: given[0] if given else identity,
-        shape=identity,
-        zeros=lambda shape, dtype: np.zeros(shape, dtype),
-        reshape=np.reshape,
-        match_cast=identity,
-        call_packed=lambda _, *operands, ty_args: operands[-1],
-        **names,
-        **operators,
-    )
-    return {
-        "I": types.SimpleNamespace(ir_module=identity),
-        "R": relax_shim,
-        "T": types.SimpleNamespace(int64=lambda: rows),
-        "n": rows,
-    }
-
-
-def by_numpy(source: str, condition: bool, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
-    scope = shims(len(x))
-    exec(source, scope)
-    return scope["Module"].main(condition, x, y)
-
-
 def external(source: str) -> Callable[[tvm.IRModule, object], Compiled]:
     """A compiler whose functions overwrite first and read later."""
-    scope = shims(0)
-    exec(source, scope)
+    module = by_numpy(source, 0)
 
     def compile_fn(functions: tvm.IRModule, _options: object) -> Compiled:
-        registered = {}
-        for global_var in functions.get_global_vars():
-            name = str(global_var.name_hint)
+        def compiled(name: str) -> Callable[..., None]:
             inplace = list(map(int, functions[name].attrs["tvm_ipc.inplace_outputs"]))
-            registered[name] = f"test.byoc.inplace.{name}"
-            compute = getattr(scope["Module"], name.removesuffix("_cc_0"))  # an unused one
+            compute = getattr(module, name.removesuffix("_cc_0"))  # an unused one
             count = len(functions[name].params)
 
-            def run(*given, compute=compute, inplace=inplace, count=count):
+            def run(*given):
                 params, outputs = given[:count], iter(given[count:])
                 values = dict(enumerate(params))
                 for index in inplace:
@@ -235,8 +186,9 @@ def external(source: str) -> Callable[[tvm.IRModule, object], Compiled]:
                 for index, result in zip(inplace, results, strict=True):
                     (params[index] if index != -1 else next(outputs)).copyfrom(result)
 
-            tvm_ffi.register_global_func(registered[name], run, override=True)
-        return Compiled(registered=registered)
+            return run
+
+        return registered(functions, "test.byoc.inplace", compiled)
 
     return compile_fn
 
@@ -256,17 +208,14 @@ def test_nothing_is_overwritten_that_is_still_wanted(
     # LLVM may believe that buffers do not overlap where it optimizes.
     target = {"kind": "llvm", "opt-level": 3} if first == 0 else "llvm"
     for seed in range(first, request.config.getoption("--programs"), 3):
-        check(Source(seed).text(), late=late, target=target)
+        check(InplaceSource(seed).text(), late=late, target=target)
 
 
 def check(source: str, *, late: bool, target: str | dict[str, object] = "llvm") -> None:
     module = tvm.script.from_source(source)
     module = RunModuleCodegen("cc", external(source), lower=not late)(module)
     relax.analysis.well_formed(module)
-    llvm = tvm.target.Target(target)
-    pipeline = tvm_ipc.get_pipeline(llvm, world_size=1, blas=False)
-    executable = relax.build(module, llvm, relax_pipeline=pipeline)
-    vm = relax.VirtualMachine(executable, tvm.cpu())
+    vm = virtual_machine(module, tvm.target.Target(target))
     for rows, condition, twice in ((3, True, False), (2, False, True), (3, True, True)):
         rng = np.random.default_rng(rows)
         x, y = (rng.standard_normal((rows, 4)).astype("float32") for _ in range(2))
@@ -274,7 +223,9 @@ def check(source: str, *, late: bool, target: str | dict[str, object] = "llvm") 
         if twice:  # the caller passes one tensor for both
             y, given = x, [given[0], given[0]]
         results = vm["main"](tvm.runtime.tensor(np.array(condition)), *given)
-        for result, right in zip(results, by_numpy(source, condition, x, y), strict=True):
+        for result, right in zip(
+            results, by_numpy(source, rows).main(condition, x, y), strict=True
+        ):
             np.testing.assert_allclose(result.numpy(), right, rtol=1e-4, atol=1e-4)
         for one, right in zip(given, (x, y), strict=True):
             np.testing.assert_array_equal(one.numpy(), right)

@@ -19,6 +19,7 @@ from tvm.relax import transform
 import tvm_ipc
 import tvm_ipc.transform
 from tests.end_to_end.harness import AddDelays, Program, parsed, run
+from tests.passes_of_tvm import ALLOCATE, FUSE, LOWER
 
 PASSES = {"ours": tvm_ipc.transform, "TVM's": transform}
 GRAPHS = {"ours": tvm_ipc.gpu, "TVM's": transform}
@@ -34,26 +35,15 @@ def pipeline(
 ) -> tvm.transform.Pass:
     return tvm.transform.Sequential(
         [
-            transform.LegalizeOps(),
-            transform.AnnotateTIROpPattern(),
-            transform.FoldConstant(),
-            transform.FuseOps(),
-            transform.FuseTIR(),
+            *FUSE,
             transform.RewriteDataflowReshape(),
-            transform.ToNonDataflow(),
-            transform.RemovePurityChecking(),
-            transform.CallTIRRewrite(),
+            *ALLOCATE,
             *([PASSES[rewrite].IPCAllReduceRewrite(1)] if rewrite else []),
             *([PASSES[plan].StaticPlanBlockMemory()] if plan else []),
             AddDelays(),
             GRAPHS[graphs].RewriteCUDAGraph(),
             *([PASSES[lower].LowerGPUIPCAllocStorage()] if lower else []),
-            transform.LowerAllocTensor(),
-            transform.KillAfterLastUse(),
-            transform.LowerRuntimeBuiltin(),
-            transform.ComputePrimValue(),
-            transform.VMShapeLower(),
-            transform.AttachGlobalSymbol(),
+            *LOWER,
         ]
     )
 

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import reduce
 from typing import Any
 
 import ml_dtypes
@@ -16,117 +16,56 @@ import tvm
 from tvm import relax, tirx
 
 import tvm_ipc
+from tests.collective_results import Array, call_and_results, cut
+from tests.runtime.tensors_of_ranks import assert_each, write_each
 from tvm_ipc import comm
 from tvm_ipc.comm import KINDS, Mesh, Teams
 from tvm_ipc.errors import TransformError, WorkerError
 from tvm_ipc.packed_functions import REDUCED_TYPES
 from tvm_ipc.transform import collect_report, verify_cross_rank_safety
 
-Array = np.ndarray[Any, Any]
 #: What the members of a team have; what each of them gets, None where nothing is defined.
 Results = Callable[[list[Array]], "list[Array | None] | list[Array]"]
 REPETITIONS = 8
 
 
-def padded(x: Array, parts: int, axis: int) -> Array:
-    """The array with zeros after its end, so that there are parts of equal extent."""
-    missing = -x.shape[axis] % parts
-    width = [(0, missing if k == axis else 0) for k in range(x.ndim)]
-    return np.pad(x, width)
-
-
-def parts(x: Array, count: int, axis: int) -> list[Array]:
-    return np.split(padded(x, count, axis), count, axis)
-
-
-def joined(xs: list[Array], axis: int, extent: int | None = None) -> Array:
-    return np.concatenate(xs, axis).take(range(extent or sum(x.shape[axis] for x in xs)), axis)
-
-
-def total(xs: list[Array]) -> Array:
-    """The sum in the type itself; a sum of truth values is whether one is true."""
-    if xs[0].dtype == bool:
-        return reduce(np.logical_or, xs)
-    return np.sum([x.astype("float64") for x in xs], axis=0).astype(xs[0].dtype)
-
-
-def alone(result: Array, place: int, count: int) -> list[Array | None]:
-    return [result if k == place else None for k in range(count)]
+def case(
+    name: str, teams: Teams, axis: int, **options: Any
+) -> tuple[Callable[[Any], relax.Call], Results]:
+    """A collective of a kind, and the results of a team."""
+    n = len(teams[0])
+    uneven = bool(options)
+    given = {
+        "reduction": "max" if KINDS[name].rooted else "sum",
+        "root": 0 if uneven else n - 1,
+        "axis": axis,
+        "split_axis": int(not uneven),
+        "concat_axis": int(uneven),
+        "pairs": [[k, (k + 1) % n] for k in range(n)],
+        "source": n - 1,
+        "target": 0,
+        "team": teams,
+        **options,
+    }
+    parameters = inspect.signature(getattr(comm, name)).parameters
+    return call_and_results(
+        name, **{key: value for key, value in given.items() if key in parameters}
+    )
 
 
 def cases(teams: Teams) -> dict[str, tuple[Callable[[Any], relax.Call], Results]]:
     """By a name that begins with a kind: a collective of a tensor of 2n + 1 x 2n, and results."""
     n = len(teams[0])
-    ring = [[k, (k + 1) % n] for k in range(n)]
-
-    def swap(xs: list[Array]) -> list[Array]:
-        cut = [parts(x, n, 1) for x in xs]
-        return [joined([cut[i][k] for i in range(n)], 0) for k in range(n)]
-
-    def swap_uneven(xs: list[Array]) -> list[Array]:
-        cut = [parts(x, n, 0) for x in xs]
-        return [joined([cut[i][k] for i in range(n)], 1, 2 * n * n - n + 1) for k in range(n)]
-
-    return {
-        "allreduce": (lambda x: comm.allreduce(x, team=teams), lambda xs: [total(xs)] * n),
-        "reduce": (
-            lambda x: comm.reduce(x, "max", n - 1, team=teams),
-            lambda xs: alone(reduce(np.maximum, xs), n - 1, n),
-        ),
-        "reduce_scatter": (
-            lambda x: comm.reduce_scatter(x, axis=1, team=teams),
-            lambda xs: parts(total(xs), n, 1),
-        ),
-        "reduce_scatter uneven": (
-            lambda x: comm.reduce_scatter(x, uneven=True, team=teams),
-            lambda xs: parts(total(xs), n, 0),
-        ),
-        "allgather": (lambda x: comm.allgather(x, team=teams), lambda xs: [joined(xs, 0)] * n),
-        "allgather uneven": (
-            lambda x: comm.allgather(x, axis=1, extent=2 * n * n - n + 1, team=teams),
-            lambda xs: [joined(xs, 1, 2 * n * n - n + 1)] * n,
-        ),
-        "gather": (
-            lambda x: comm.gather(x, n // 2, axis=1, team=teams),
-            lambda xs: alone(joined(xs, 1), n // 2, n),
-        ),
-        "broadcast": (lambda x: comm.broadcast(x, n - 1, team=teams), lambda xs: [xs[-1]] * n),
-        "scatter": (
-            lambda x: comm.scatter(x, n - 1, axis=1, team=teams),
-            lambda xs: parts(xs[-1], n, 1),
-        ),
-        "scatter uneven": (
-            lambda x: comm.scatter(x, uneven=True, team=teams),
-            lambda xs: parts(xs[0], n, 0),
-        ),
-        "take_shard": (
-            lambda x: comm.take_shard(x, axis=1, team=teams),
-            lambda xs: [parts(x, n, 1)[k] for k, x in enumerate(xs)],
-        ),
-        "take_shard uneven": (
-            lambda x: comm.take_shard(x, uneven=True, team=teams),
-            lambda xs: [parts(x, n, 0)[k] for k, x in enumerate(xs)],
-        ),
-        "all_to_all": (lambda x: comm.all_to_all(x, 1, 0, team=teams), swap),
-        "all_to_all uneven": (
-            lambda x: comm.all_to_all(x, 0, 1, extent=2 * n * n - n + 1, team=teams),
-            swap_uneven,
-        ),
-        "permute": (
-            lambda x: comm.permute(x, ring, team=teams),
-            lambda xs: [xs[k - 1] for k in range(n)],
-        ),
-        **(
-            {
-                "send_recv": (
-                    lambda x: comm.send_recv(x, n - 1, 0, team=teams),
-                    lambda xs: [xs[-1], *[np.zeros_like(xs[0])] * (n - 1)],
-                )
-            }
-            if n > 1
-            else {}
-        ),
-    }
+    found = {}
+    for name, kind in KINDS.items():
+        if name == "send_recv" and n == 1:
+            continue
+        found[name] = case(name, teams, int(kind.splits))
+        if kind.concatenates:
+            found[f"{name} uneven"] = case(name, teams, 1, extent=2 * n * n - n + 1)
+        elif kind.splits:
+            found[f"{name} uneven"] = case(name, teams, 0, uneven=True)
+    return found
 
 
 def add_function(
@@ -174,8 +113,7 @@ def check(session: Any, function: Any, teams: Teams, results: Results, arguments
         given = {
             rank: values(100 * repetition + rank, shape, dtype) for team in teams for rank in team
         }
-        for rank, value in given.items():
-            buffer.debug_copy_from(rank, value)
+        write_each(buffer, given)
         out = function(buffer)
         for team in teams:
             wanted = results([given[rank] for rank in team])
@@ -184,10 +122,6 @@ def check(session: Any, function: Any, teams: Teams, results: Results, arguments
                     got = session.get(out, rank=rank)
                     np.testing.assert_array_equal(got, result.astype(got.dtype), f"rank {rank}")
         np.testing.assert_array_equal(session.get(buffer, rank=team[0]), given[team[0]])
-
-
-def test_every_kind_is_tried() -> None:
-    assert {name.split()[0] for name in cases(((0, 1),))} == set(KINDS)
 
 
 @pytest.mark.slow
@@ -224,7 +158,7 @@ def test_along_both_axes_of_a_mesh(ranks: list[int] | None) -> None:
 
 
 #: Those whose parts are put where they belong as soon as they have come, so nothing is between.
-JOINED_BY_A_KERNEL = ("allgather uneven", "gather", "all_to_all uneven")
+JOINED_BY_A_KERNEL = ("allgather uneven", "gather uneven", "all_to_all uneven")
 
 
 @pytest.mark.parametrize("posts", [False, True], ids=["called", "posted"])
@@ -252,8 +186,7 @@ def test_along_both_axes_at_once(posts: bool) -> None:
         loaded, buffer = session.load_vm_module(program), session.empty(shape, dtype)
         for name, repetition in itertools.product(names, range(REPETITIONS)):
             given = [values(100 * repetition + rank, shape, dtype) for rank in range(4)]
-            for rank, value in enumerate(given):
-                buffer.debug_copy_from(rank, value)
+            write_each(buffer, given)
             out = loaded[name.replace(" ", "_")](buffer)
             found = [out.debug_get_from_remote(rank) for rank in range(4)]
             for k, axis in enumerate(mesh.axes):
@@ -289,7 +222,7 @@ def test_along_one_axis_and_then_the_other() -> None:
     def results(xs: list[Array]) -> list[Array]:
         for _ in range(3):
             xs = [2 * (xs[k % 2] + xs[k % 2 + 2]) for k in range(4)]
-            both = [joined([xs[k], xs[k + 1]], 0) for k in (0, 2)]
+            both = [np.concatenate([xs[k], xs[k + 1]]) for k in (0, 2)]
             most = [np.maximum(b, b) for b in both]
             xs = [np.split(most[k // 2], 2)[k % 2] for k in range(4)]
         return [-x for x in xs]
@@ -304,38 +237,20 @@ def test_the_world_and_groups(groups: int) -> None:
     builder = relax.BlockBuilder()
     size = 4 // groups
     team = tuple(tuple(range(first, first + size)) for first in range(0, 4, size))
-    makes: dict[str, tuple[Callable[[Any], relax.Call], Teams, Results]] = {
-        "world": (lambda x: comm.allreduce(x), ((0, 1, 2, 3),), lambda xs: [total(xs)] * 4),
-        "group": (
-            lambda x: comm.allreduce(x, team="group"),
-            team,
-            lambda xs: [total(xs)] * size,
-        ),
-        "gathered": (
-            lambda x: comm.allgather(x, axis=1, team="group", workers=size),
-            team,
-            lambda xs: [joined(xs, 1)] * size,
-        ),
-        "sent": (
-            lambda x: comm.send_recv(x, 3, 1, workers=4),
-            ((0, 1, 2, 3),),
-            lambda xs: [0 * xs[0], xs[3], 0 * xs[0], 0 * xs[0]],
-        ),
-        "own_of_all": (
-            lambda x: comm.take_shard(x, workers=4, uneven=True),
-            ((0, 1, 2, 3),),
-            lambda xs: [parts(x, 4, 0)[k] for k, x in enumerate(xs)],
-        ),
-        "own_of_the_group": (
-            lambda x: comm.take_shard(x, team="group", workers=size, uneven=True),
-            team,
-            lambda xs: [parts(x, size, 0)[k] for k, x in enumerate(xs)],
-        ),
+    world = ((0, 1, 2, 3),)
+    in_group: dict[str, Any] = {"team": "group", "workers": size}
+    makes = {
+        "world": (call_and_results("allreduce"), world),
+        "group": (call_and_results("allreduce", team="group"), team),
+        "gathered": (call_and_results("allgather", axis=1, **in_group), team),
+        "sent": (call_and_results("send_recv", 3, 1, workers=4), world),
+        "own_of_all": (call_and_results("take_shard", workers=4, uneven=True), world),
+        "own_of_the_group": (call_and_results("take_shard", uneven=True, **in_group), team),
     }
-    for name, (make, _, _) in makes.items():
+    for name, ((make, _), _) in makes.items():
         add_function(builder, name, make, "float32", (3, 2))
     with running(builder.get(), 4, groups) as (session, program):
-        for name, (_, teams, results) in makes.items():
+        for name, ((_, results), teams) in makes.items():
             check(session, program[name], teams, results, ((3, 2), "float32"))
 
 
@@ -356,12 +271,10 @@ def test_symbolic_extents() -> None:
         for rows in (0, 1, 2, 3, 7, 1000):
             buffer = session.empty((rows, 3), "float32")
             given = [values(rank, (rows, 3), "float32") for rank in range(3)]
-            for rank, value in enumerate(given):
-                buffer.debug_copy_from(rank, value)
+            write_each(buffer, given)
             for source in range(3):
                 out = program["main"](buffer, tvm.runtime.ShapeTuple([source]))
-                for rank in range(3):
-                    np.testing.assert_array_equal(session.get(out, rank=rank), 2 * given[source])
+                assert_each(out, [2 * given[source]] * 3)
         program["main"](buffer, tvm.runtime.ShapeTuple([3]))
         with pytest.raises(WorkerError, match="scatter: there is no root 3 in a team of 3"):
             session.sync()
@@ -381,11 +294,10 @@ def test_a_part_of_a_length_that_is_known_where_it_runs() -> None:
         for rows in (0, 1, 2, 3, 7, 100):
             buffer = session.empty((rows, 3), "float32")
             given = [values(rank, (rows, 3), "float32") for rank in range(3)]
-            for rank, value in enumerate(given):
-                buffer.debug_copy_from(rank, value)
+            write_each(buffer, given)
             out = program["main"](buffer)
             for place, rank in enumerate([2, 0, 1]):
-                wanted = parts(given[rank], 3, 0)[place]
+                wanted = cut(given[rank], 3)[place]
                 np.testing.assert_array_equal(session.get(out, rank=rank), wanted)
 
 
@@ -430,8 +342,8 @@ def test_a_part_that_is_not_one_of_the_whole_is_refused_where_it_runs() -> None:
             "has a relax.comm.collective over 4 workers, but a group has 2",
         ),
         (
-            lambda x: comm.allreduce(x, team=[[0, 1]]),
-            r"has a collective \(allreduce\) over the team \[0, 1\], but world_size is 4",
+            lambda x: comm.allreduce(x, team=[[0, 5]]),
+            r"has a collective \(allreduce\) over the team \[0, 5\], but world_size is 4",
         ),
         (lambda x: comm.allreduce(x, team=[[0, 1], [2, 4]]), r"the teams \[\[0, 1\], \[2, 4\]\]"),
     ],

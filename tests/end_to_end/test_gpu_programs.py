@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-import tvm_ipc
 from tests import cuda_double
-from tvm_ipc.gpu import discovery
 
 pytestmark = pytest.mark.skipif(
     "not __import__('shutil').which('cmake')", reason="the double is built with cmake"
@@ -167,9 +165,7 @@ print("right")
 
 @pytest.fixture(autouse=True)
 def kernels() -> None:
-    assert tvm_ipc.Session  # which loads the library
-    if not discovery.find().architectures:
-        pytest.skip("this library was built without its CUDA kernels")
+    cuda_double.skip_without_kernels()
 
 
 @pytest.mark.parametrize(("world", "threads"), [(2, False), (3, True)], ids=str)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
-import tvm_ipc
+from tests.end_to_end.compare_with_numpy import Example, compare_with_numpy, compiled
 from tvm_ipc.comm import Mesh, Replica, Shard, place
 from tvm_ipc.transform import collect_report
 
@@ -52,80 +54,60 @@ def whole_numbers(seed: int, shape: tuple[int, ...]) -> Array:
     return np.random.default_rng(seed).integers(-3, 4, shape).astype("float32")
 
 
-def compiled(module: tvm.IRModule, ranks: int, chunks: int, **options: Any) -> Any:
+def in_chunks(module: tvm.IRModule, ranks: int, chunks: int, **options: Any) -> Any:
     with collect_report() as report:
-        pipeline = tvm_ipc.get_pipeline("llvm", ranks, **options)
-        program = tvm.compile(module, "llvm", relax_pipeline=pipeline)
+        program = compiled(module, ranks, **options)
     verdicts = [one.verdict for one in report.decisions if one.subject.startswith("stream=0")]
     assert verdicts == [f"in {chunks} chunks"]
     return program
 
 
-def check(
-    session: Any,
-    main: Any,
-    teams: Any,
-    shape: tuple[int, ...],
-    columns: int,
-    *,
-    shared: bool = False,
-) -> None:
-    """Fresh values in the same buffers; first some that would stay where nothing is written."""
+def examples(
+    teams: Any, shape: tuple[int, ...], columns: int, *, shared: bool = False
+) -> Iterator[Example]:
+    """Fresh values for each team; first some that would stay where nothing is written."""
     weight, bias = whole_numbers(1, (columns, shape[-1])), whole_numbers(2, (columns,))
-    chunks, rows, *rest = shape
-    place_of = {rank: (team, place) for team in teams for place, rank in enumerate(team)}
-    each = rows // len(teams[0])
-    given = session.empty((chunks, each, *rest), "float32")
-    constants = session.put(weight), session.put(bias)
     for round_ in range(ROUNDS):
-        xs = {team: whole_numbers(10 * round_ + team[0], shape) for team in teams}
-        if round_ == 0:
-            xs = {team: np.full_like(x, np.nan) for team, x in xs.items()}
-        for rank, (team, place_) in place_of.items():
-            given.debug_copy_from(rank, xs[team][:, each * place_ : each * (place_ + 1)])
-        out = main(given, *constants)
-        for rank, (team, _) in place_of.items():
-            products = xs[team] @ weight.T
-            found = out.debug_get_from_remote(rank)
+        first, wanted = {}, {}
+        for team in teams:
+            x = whole_numbers(10 * round_ + team[0], shape)
+            if round_ == 0:
+                x = np.full_like(x, np.nan)
+            products = x @ weight.T
             # What is no number is 0 after ReLU, as TVM has it.
-            wanted = np.nan_to_num(np.maximum(products + bias, 0))
-            np.testing.assert_array_equal((found[0] if shared else found).numpy(), wanted)
-            if shared:
-                np.testing.assert_array_equal(found[1].numpy(), products)
+            results = [np.nan_to_num(np.maximum(products + bias, 0)), products]
+            first.update(zip(team, np.split(x, len(team), axis=1), strict=True))
+            wanted.update(dict.fromkeys(team, results[: 1 + shared]))
+        yield first, [weight, bias], wanted
+
+
+def on_a_link(session: Any, _number: int) -> None:
+    session.emulate_link(latency=1e-4, jitter=1e-3)
 
 
 @pytest.mark.parametrize("streams", [1, 2, 3])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_chunks(ranks: int, streams: int) -> None:
     """In 8 chunks, some shapes that processors like and some that they do not."""
-    with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
-        session.emulate_link(latency=1e-4, jitter=1e-3)
-        for rows, inner, columns, blas in ((4, 32, 16, True), (1, 5, 3, False)):
-            shape = (8, ranks, rows, inner)
-            module = linear(Mesh({"d": ranks}), "d", shape, columns)
-            program = compiled(module, ranks, 8, streams=streams, blas=blas)
-            check(
-                session,
-                session.load_vm_module(program)["main"],
-                [tuple(range(ranks))],
-                shape,
-                columns,
-            )
+    for rows, inner, columns, blas in ((4, 32, 16, True), (1, 5, 3, False)):
+        shape = (8, ranks, rows, inner)
+        module = linear(Mesh({"d": ranks}), "d", shape, columns)
+        program = in_chunks(module, ranks, 8, streams=streams, blas=blas)
+        world = [tuple(range(ranks))]
+        compare_with_numpy(program, ranks, examples(world, shape, columns), on_a_link)
 
 
 @pytest.mark.parametrize("axis", ["x", "y"])
 def test_along_an_axis_of_a_mesh(axis: str) -> None:
     mesh, shape = Mesh({"x": 2, "y": 2}), (3, 4, 16)
-    program = compiled(linear(mesh, axis, shape, 8, shared=True), 4, 3, blas=False)
-    with tvm_ipc.Session(4, threads=True, timeout=60) as session:
-        main = session.load_vm_module(program)["main"]
-        check(session, main, mesh.teams(axis), shape, 8, shared=True)
+    program = in_chunks(linear(mesh, axis, shape, 8, shared=True), 4, 3, blas=False)
+    compare_with_numpy(program, 4, examples(mesh.teams(axis), shape, 8, shared=True))
 
 
 def test_numbers_of_rows_that_are_known_where_it_runs() -> None:
     n = tirx.Var("n", "int64")
-    program = compiled(linear(Mesh({"d": 2}), "d", (3, 2, n, 16), 8), 2, 3)
-    with tvm_ipc.Session(2, threads=True, timeout=60) as session:
-        main = session.load_vm_module(program)["main"]
-        for rows in (0, 1, 2, 3, 7, 16, 33, 64, 100, 257):
-            check(session, main, [(0, 1)], (3, 2, rows, 16), 8)
+    program = in_chunks(linear(Mesh({"d": 2}), "d", (3, 2, n, 16), 8), 2, 3)
+    for_rows = (
+        examples([(0, 1)], (3, 2, rows, 16), 8) for rows in (0, 1, 2, 3, 7, 16, 33, 64, 100, 257)
+    )
+    compare_with_numpy(program, 2, chain.from_iterable(for_rows))

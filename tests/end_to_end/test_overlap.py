@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from tvm import relax
 
 import tvm_ipc
+from tests.end_to_end.compare_with_numpy import Each, compare_with_numpy, compiled
+from tests.end_to_end.host_programs import packed_names
 from tests.end_to_end.overlap_cases import Case
+from tests.runtime.tensors_of_ranks import put_each
 from tvm_ipc import comm
-from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.transform import verify_cross_rank_safety
 
 
@@ -24,34 +25,13 @@ def check(
     case: Case,
     chunks: int,
     sizes: tuple[int, ...] = (),
-    prepare: Callable[[Any], None] = lambda session: None,
+    before_each: Callable[[Any, int], None] = lambda session, number: None,
     **options: Any,
 ) -> None:
     """The program in chunks gives every rank what NumPy gives, buffers full of NaN or not."""
-    pipeline = tvm_ipc.get_pipeline("llvm", case.ranks, overlap=chunks, **options)
-    program = tvm.compile(case.module(), "llvm", relax_pipeline=pipeline)
-    with tvm_ipc.Session(case.ranks, threads=True, timeout=60) as session:
-        prepare(session)
-        main = session.load_vm_module(program)["main"]
-        for number, rows in enumerate(sizes or (case.rows,) * 5):
-            xs, ws, bs = case.draw(number, rows)
-            x = session.empty(xs[0].shape, case.dtype)
-            weights = [session.put(one) for one in (*ws, *bs)]
-            more = [tvm.runtime.ShapeTuple([rows])] if case.symbolic else []
-            if number == 0 and case.dtype.startswith("float"):
-                for rank in range(case.ranks):
-                    x.debug_copy_from(rank, np.full_like(xs[0], np.nan))
-                main(x, *weights, *more)
-            for rank, one in enumerate(xs):
-                x.debug_copy_from(rank, one)
-            out = main(x, *weights, *more)
-            wanted = case.wanted(xs, ws, bs)
-            for rank in range(case.ranks):
-                found = out.debug_get_from_remote(rank)
-                for one, expected in zip(
-                    [found] if case.products == 1 else found, wanted[rank], strict=True
-                ):
-                    np.testing.assert_array_equal(one.numpy(), expected)
+    program = compiled(case.module(), case.ranks, overlap=chunks, **options)
+    examples = (case.example(k, rows) for k, rows in enumerate(sizes or (case.rows,) * 5))
+    compare_with_numpy(program, case.ranks, examples, before_each)
 
 
 GATHER = Case("allgather", 2, 32, 32, 16)
@@ -110,10 +90,10 @@ def test_one_program_for_any_number_of_rows(kind: str, ranks: int) -> None:
 
 @pytest.mark.parametrize("kind", ["allgather", "reduce_scatter", "allreduce"])
 def test_on_a_slow_link_with_jitter(kind: str) -> None:
-    def slow(session: Any) -> None:
+    def slow(session: Any, _number: int) -> None:
         session.emulate_link(latency=1e-4, bandwidth=1e8, jitter=1e-3)
 
-    check(replace(GATHER, kind=kind, ranks=3, rows=33), 3, prepare=slow)
+    check(replace(GATHER, kind=kind, ranks=3, rows=33), 3, before_each=slow)
 
 
 @pytest.mark.parametrize(
@@ -141,24 +121,15 @@ MESH = comm.Mesh({"dp": 2, "tp": 2})
 @pytest.mark.parametrize("kind", ["allgather", "reduce_scatter", "allreduce"])
 def test_in_two_teams_at_once(kind: str) -> None:
     case = replace(GATHER, kind=kind, rows=33, team=MESH.teams("tp"))
-    program = tvm.compile(
-        case.module(), "llvm", relax_pipeline=tvm_ipc.get_pipeline("llvm", 4, overlap=2)
-    )
-    drawn = [case.draw(seed, case.rows) for seed in (0, 1)]
-    with tvm_ipc.Session(4, threads=True, timeout=60) as session:
-        main = session.load_vm_module(program)["main"]
-        x, w, b = (session.empty(one.shape, case.dtype) for (one, *_) in drawn[0])
-        for team, (xs, ws, bs) in enumerate(drawn):
-            for place, one in enumerate(xs):
-                rank = MESH.teams("tp")[team][place]
-                for tensor, value in ((x, one), (w, ws[0]), (b, bs[0])):
-                    tensor.debug_copy_from(rank, value)
-        for _ in range(8):
-            out = main(x, w, b)
-        for team, (xs, ws, bs) in enumerate(drawn):
-            for place, (expected,) in enumerate(case.wanted(xs, ws, bs)):
-                found = session.get(out, MESH.teams("tp")[team][place])
-                np.testing.assert_array_equal(found, expected)
+    first, weights, biases, wanted = {}, {}, {}, {}
+    for team, ranks in enumerate(MESH.teams("tp")):
+        xs, (w, b), results = case.example(team, case.rows)
+        first.update(zip(ranks, xs, strict=True))
+        wanted.update(zip(ranks, results, strict=True))
+        weights.update(dict.fromkeys(ranks, w))
+        biases.update(dict.fromkeys(ranks, b))
+    example = first, [Each(weights), Each(biases)], wanted
+    compare_with_numpy(compiled(case.module(), 4, overlap=2), 4, [example] * 8)
 
 
 def lowered(case: Case, chunks: int) -> tuple[Counter[str], list[Any]]:
@@ -167,12 +138,7 @@ def lowered(case: Case, chunks: int) -> tuple[Counter[str], list[Any]]:
     with tvm_ipc.transform.collect_report() as report:
         module = pipeline(case.module())
     assert verify_cross_rank_safety(module) == []
-    names = [
-        str(one.op.global_symbol) if isinstance(one.op, relax.ExternFunc) else "kernel"
-        for one in calls(module["main"])
-        if isinstance(one.op, (relax.ExternFunc, tvm.ir.GlobalVar))
-    ]
-    return Counter(names), report.decisions
+    return Counter(packed_names(module)), report.decisions
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -229,26 +195,20 @@ def test_in_a_branch_and_in_wider_numbers() -> None:
                 out = inner.emit_output(relax.op.multiply(y, relax.const(scale)))
             inner.emit_func_output(out)
         branches.append(inner.get()[f"branch_{scale:.0f}"].body)
-    with builder.function("main", [c, x, w]):
+    with builder.function("main", [x, w, c]):
         builder.emit_func_output(builder.emit(relax.If(c, *branches)))
-    pipeline = tvm_ipc.get_pipeline("llvm", 2, overlap=2)
     with tvm_ipc.transform.collect_report() as report:
-        program = tvm.compile(builder.get(), "llvm", relax_pipeline=pipeline)
+        program = compiled(builder.get(), 2, overlap=2)
     verdicts = [one.verdict for one in report.decisions if one.pass_name == "OverlapCommunication"]
     assert verdicts == ["in 2 chunks"] * 2
-    xs, ws, _ = GATHER.draw(0, 33)
-    xs, weight = [one.astype("float16") for one in xs], ws[0].astype("float16")
-    with tvm_ipc.Session(2, threads=True, timeout=60) as session:
-        main = session.load_vm_module(program)["main"]
-        x_, w_ = session.empty((33, 32), "float16"), session.put(weight)
-        for rank, one in enumerate(xs):
-            x_.debug_copy_from(rank, one)
-        wanted = np.concatenate(xs).astype("float32") @ weight.astype("float32")
-        for condition in (True, False, True):
-            out = main(session.put(np.array(condition)), x_, w_)
-            for rank in range(2):
-                factor = 1 if condition else 2
-                np.testing.assert_array_equal(session.get(out, rank), factor * wanted)
+    xs, (w, _), _ = GATHER.example(0, 33)
+    product = np.concatenate(xs) @ w
+    halves = [one.astype("float16") for one in xs]
+    examples = [
+        (halves, [w.astype("float16"), np.array(c)], [product if c else 2 * product] * 2)
+        for c in (True, False, True)
+    ]
+    compare_with_numpy(program, 2, examples)
 
 
 def test_sums_have_the_bits_that_they_had() -> None:
@@ -259,12 +219,9 @@ def test_sums_have_the_bits_that_they_had() -> None:
     xs = drawn.standard_normal((3, 96, case.inner), "float32")
     w = drawn.standard_normal((case.inner, case.columns), "float32")
     with tvm_ipc.Session(3, threads=True, timeout=60) as session:
-        x, weight, bias = session.empty(xs[0].shape, "float32"), session.put(w), session.put(w[0])
-        for rank, one in enumerate(xs):
-            x.debug_copy_from(rank, one)
+        x, weight, bias = put_each(session, xs), session.put(w), session.put(w[0])
         for chunks in (0, 1, 2, 8):
-            pipeline = tvm_ipc.get_pipeline("llvm", 3, overlap=chunks, blas=False)
-            program = tvm.compile(case.module(), "llvm", relax_pipeline=pipeline)
+            program = compiled(case.module(), 3, overlap=chunks, blas=False)
             out = session.load_vm_module(program)["main"](x, weight, bias)
             found.append([session.get(out, rank) for rank in range(3)])
     for one in found[1:]:

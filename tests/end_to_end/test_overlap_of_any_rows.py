@@ -15,6 +15,8 @@ import tvm
 from tvm import relax, tirx
 
 import tvm_ipc
+from tests.collective_results import cut, results_of
+from tests.end_to_end.compare_with_numpy import Example, compare_with_numpy, compiled
 from tvm_ipc import comm
 from tvm_ipc.transform import verify_cross_rank_safety
 
@@ -77,51 +79,27 @@ class Rows:
             y = builder.emit(relax.op.reshape(y, (self.batch, n, self.columns)))
         return y
 
-    def parts(self, whole: Any) -> list[Any]:
-        """What each rank has of rows, with zeros beyond the end."""
-        each = -(-whole.shape[1] // self.ranks)
-        padded = np.zeros((self.batch, each * self.ranks, whole.shape[2]), whole.dtype)
-        padded[:, : whole.shape[1]] = whole
-        return np.split(padded, self.ranks, axis=1)
-
-    def draw(self, rows: int) -> tuple[list[Any], list[Any], list[list[Any]]]:
+    def example(self, rows: int) -> Example:
         """What each rank is given, weights, and what each rank gets."""
         drawn = np.random.default_rng(rows)
         ints = lambda *shape: drawn.integers(-4, 5, shape).astype(self.dtype)  # noqa: E731
         weights = [ints(self.inner, self.columns) for _ in range(self.products)]
+        told = [tvm.runtime.ShapeTuple([rows])] if self.rows is None else []
         if self.kind == "allgather":
             whole = ints(self.batch, rows, self.inner)
             wanted = [np.maximum(whole @ w, 0) for w in weights]
-            return self.parts(whole), weights, [wanted] * self.ranks
+            return cut(whole, self.ranks, 1), [*weights, *told], [wanted] * self.ranks
         xs = [ints(self.batch, rows, self.inner) for _ in range(self.ranks)]
-        sums = [np.sum([x @ w for x in xs], axis=0, dtype=self.dtype) for w in weights]
-        if self.kind == "allreduce":
-            return xs, weights, [sums] * self.ranks
-        return xs, weights, list(map(list, zip(*map(self.parts, sums), strict=True)))
+        sums = [results_of(self.kind, [x @ w for x in xs], axis=1) for w in weights]
+        return xs, [*weights, *told], list(map(list, zip(*sums, strict=True)))
 
 
 def check(case: Rows, chunks: int, sizes: tuple[int, ...], **options: Any) -> list[Any]:
     """Every rank gets what NumPy gives, after a run on NaN; say what was decided."""
-    pipeline = tvm_ipc.get_pipeline("llvm", case.ranks, overlap=chunks, **options)
     with tvm_ipc.transform.collect_report() as report:
-        program = tvm.compile(case.module(), "llvm", relax_pipeline=pipeline)
-    decisions = [one for one in report.decisions if one.pass_name == "OverlapCommunication"]
-    with tvm_ipc.Session(case.ranks, threads=True, timeout=60) as session:
-        main = session.load_vm_module(program)["main"]
-        for rows in sizes:
-            xs, weights, wanted = case.draw(rows)
-            given = session.empty(xs[0].shape, case.dtype)
-            told = [tvm.runtime.ShapeTuple([rows])] if case.rows is None else []
-            put = [*map(session.put, weights), *told]
-            for values in ([np.full_like(one, np.nan) for one in xs], xs):
-                for rank, one in enumerate(values):
-                    given.debug_copy_from(rank, one)
-                out = main(given, *put)
-            for rank in range(case.ranks):
-                found = out.debug_get_from_remote(rank)
-                for one, expected in zip(found, wanted[rank], strict=True):
-                    np.testing.assert_array_equal(one.numpy(), expected)
-    return decisions
+        program = compiled(case.module(), case.ranks, overlap=chunks, **options)
+    compare_with_numpy(program, case.ranks, map(case.example, sizes))
+    return [one for one in report.decisions if one.pass_name == "OverlapCommunication"]
 
 
 SUM = Rows("allreduce", 2, 1, None)

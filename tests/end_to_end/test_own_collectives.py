@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,91 +11,73 @@ import tvm
 from tvm import relax
 
 import tvm_ipc
+from tests.collective_results import Array, results_of
+from tests.runtime.tensors_of_ranks import put_each
 from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
-from tvm_ipc.packed_functions import IPC_MEMORY, PROGRAMS, CollectiveFlag, Function, Team
+from tvm_ipc.packed_functions import (
+    IPC_MEMORY,
+    KINDS,
+    PROGRAMS,
+    CollectiveFlag,
+    ReduceKind,
+    Team,
+)
 from tvm_ipc.transform import collect_report, verify_cross_rank_safety
 from tvm_ipc.verify.hazard_types_and_messages import HazardKind
 
-Array = np.ndarray[Any, Any]
 #: Elements of an input: more than are copied instead of shown where they lie.
 COUNT = 4096
 
 
-@dataclass(frozen=True)
-class Collective:
-    """What a collective gives: the elements of a result, and all ranks' results; None: any."""
-
-    numbers: Callable[[int], dict[str, Any]]
-    count: Callable[[int], int]
-    results: Callable[[list[Array]], list[Array] | list[Array | None]]
-
-    def arguments(
-        self, function: Function, ranks: int, send: Any, flags: int, recv: Any = None
-    ) -> list[Any]:
-        """The arguments of a call, that of a result only if it is given."""
-        given = {
-            **self.numbers(ranks),
-            "team": Team.WORLD,
-            "flags": flags,
-            "send": send,
-            "recv": recv,
-        }
-        values = [given[one.name] for one in function.parameters if given[one.name] is not None]
-        return [relax.prim_value(int(v)) if isinstance(v, int) else v for v in values]
+#: Programs with all-reduces are in other files of this folder.
+COLLECTIVES = [
+    kind.name for kind in KINDS.values() if kind.packed is None and kind.name != "allreduce"
+]
 
 
-COLLECTIVES = {
-    "allgather": Collective(
-        lambda ranks: {},
-        lambda ranks: COUNT * ranks,
-        lambda xs: [np.concatenate(xs)] * len(xs),
-    ),
-    "broadcast": Collective(
-        lambda ranks: {"root": 1}, lambda ranks: COUNT, lambda xs: [xs[1]] * len(xs)
-    ),
-    "gather": Collective(
-        lambda ranks: {"root": 0},
-        lambda ranks: COUNT * ranks,
-        lambda xs: [np.concatenate(xs), *[None] * (len(xs) - 1)],
-    ),
-    "permute": Collective(
-        lambda ranks: {"sources": relax.ShapeExpr([*range(1, ranks), 0])},
-        lambda ranks: COUNT,
-        lambda xs: [*xs[1:], xs[0]],
-    ),
-    "scatter": Collective(
-        lambda ranks: {"root": ranks - 1},
-        lambda ranks: COUNT // ranks,
-        lambda xs: np.split(xs[-1], len(xs)),
-    ),
-    "all_to_all": Collective(
-        lambda ranks: {"parts": relax.ShapeExpr([])},
-        lambda ranks: COUNT,
-        lambda xs: list(np.stack([np.split(x, len(xs)) for x in xs], 1).reshape(len(xs), -1)),
-    ),
-    "reduce": Collective(
-        lambda ranks: {"kind": 0, "root": 0},
-        lambda ranks: COUNT,
-        lambda xs: [sum(xs), *[None] * (len(xs) - 1)],
-    ),
-    "reduce_scatter": Collective(
-        lambda ranks: {"kind": 0},
-        lambda ranks: COUNT // ranks,
-        lambda xs: np.split(sum(xs), len(xs)),
-    ),
-}
+def root_of(name: str, ranks: int) -> int:
+    """The root: the first rank where only it has a result, which the programs below use."""
+    return 0 if KINDS[name].result_on_root else ranks - 1
+
+
+def arguments(name: str, ranks: int, send: Any, flags: int, recv: Any = None) -> list[Any]:
+    """The arguments of a call, that of a result only if it is given."""
+    given = {
+        "send": send,
+        "kind": ReduceKind.SUM,
+        "root": root_of(name, ranks),
+        "sources": relax.ShapeExpr([*range(1, ranks), 0]),
+        "parts": relax.ShapeExpr([]),
+        "team": Team.WORLD,
+        "flags": flags,
+        "recv": recv,
+    }
+    values = [given[parameter.name] for parameter in KINDS[name].function.parameters]
+    return [relax.prim_value(int(v)) if isinstance(v, int) else v for v in values if v is not None]
+
+
+def count_of(name: str, ranks: int) -> int:
+    """The elements of a result."""
+    return KINDS[name].result_shape((COUNT,), ranks)[0]
+
+
+def results(name: str, xs: list[Array]) -> list[Array | None]:
+    """Return the result of each rank; None where it has none."""
+    ranks = len(xs)
+    pairs = [((k + 1) % ranks, k) for k in range(ranks)]
+    return results_of(name, xs, root=root_of(name, ranks), pairs=pairs)
 
 
 def layers(name: str, ranks: int) -> tvm.IRModule:
     """Two calls, each of what was just computed; between them all ranks get all results."""
-    function, collective = PROGRAMS[f"tvm_ipc.{name}"], COLLECTIVES[name]
-    result = relax.TensorType((collective.count(ranks),), "float32")
+    function = KINDS[name].function
+    result_type = relax.TensorType((count_of(name, ranks),), "float32")
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((COUNT,), "float32"))
 
     def exchange(send: Any) -> Any:
-        operands = collective.arguments(function, ranks, send, CollectiveFlag.NONE)
-        return builder.emit(relax.call_dps_packed(function.name, operands, out_ty=result))
+        operands = arguments(name, ranks, send, CollectiveFlag.NONE)
+        return builder.emit(relax.call_dps_packed(function.name, operands, out_ty=result_type))
 
     with builder.function("main", [x]):
         with builder.dataflow():
@@ -112,8 +92,10 @@ def layers(name: str, ranks: int) -> tvm.IRModule:
 
 def test_every_collective_with_flags_is_here() -> None:
     with_flags = {name for name, one in PROGRAMS.items() if one.parameter_of_type("CollectiveFlag")}
-    # Programs with all-reduces, alone and with a norm, are in other files of this folder.
+    # Programs with all-reduces, alone and with a norm, and with rows by counts, are in other files
+    # of this folder.
     elsewhere = {f"tvm_ipc.allreduce{rest}" for rest in ("", "_rms_norm", "_layer_norm")}
+    elsewhere.add("tvm_ipc.ragged_all_to_all")
     assert {f"tvm_ipc.{name}" for name in COLLECTIVES} == with_flags - elsewhere
 
 
@@ -132,15 +114,12 @@ def test_programs(name: str, ranks: int) -> None:
     assert [verdict for verdict, _ in barriers] == ["barrier left out", "barrier kept"], barriers
     random = np.random.default_rng(0)
     xs = [random.integers(-9, 9, COUNT).astype("float32") for _ in range(ranks)]
-    results = COLLECTIVES[name].results
-    first = results([x + x for x in xs])
+    first = results(name, [x + x for x in xs])
     every = np.concatenate([y for y in first if y is not None])[:COUNT]
-    wanted = results([every * x for x in xs])
+    wanted = results(name, [every * x for x in xs])
     with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
         main = session.load_vm_module(program)["main"]
-        argument = session.empty((COUNT,), "float32")
-        for rank, x in enumerate(xs):
-            argument.debug_copy_from(rank, x)
+        argument = put_each(session, xs)
         for _ in range(3):
             out = main(argument)
             for rank in range(ranks):
@@ -173,9 +152,7 @@ def test_a_program_with_unequal_parts(ranks: int) -> None:
     cut = [np.split(x, np.cumsum(row)[:-1]) for x, row in zip(xs, parts, strict=True)]
     with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
         main = session.load_vm_module(program)["main"]
-        argument = session.empty((COUNT,), "float32")
-        for rank, value in enumerate(xs):
-            argument.debug_copy_from(rank, value)
+        argument = put_each(session, xs)
         out = main(argument)
         for rank in range(ranks):
             wanted = -2 * np.concatenate([pieces[rank] for pieces in cut])
@@ -184,7 +161,7 @@ def test_a_program_with_unequal_parts(ranks: int) -> None:
 
 def racing(name: str, flags: int, *, waits: bool) -> tvm.IRModule:
     """A call whose input is written again, after a meeting or not."""
-    function, collective = PROGRAMS[f"tvm_ipc.{name}"], COLLECTIVES[name]
+    function = KINDS[name].function
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((COUNT,), "float32"))
 
@@ -197,9 +174,9 @@ def racing(name: str, flags: int, *, waits: bool) -> tvm.IRModule:
         builder.emit(relax.Call(relax.ExternFunc(name), list(operands), ty_args=[nothing]))
 
     with builder.function("main", [x], pure=False):
-        send, recv = tensor(COUNT, IPC_MEMORY), tensor(collective.count(2), "global")
+        send, recv = tensor(COUNT, IPC_MEMORY), tensor(count_of(name, 2), "global")
         packed("tvm_ipc.copy", x, send)
-        packed(function.name, *collective.arguments(function, 2, send, flags, recv))
+        packed(function.name, *arguments(name, 2, send, flags, recv))
         if waits:
             small = tensor(1, "global")
             packed("runtime.disco.allgather", small, relax.prim_value(0), tensor(2, "global"))

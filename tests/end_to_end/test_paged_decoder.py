@@ -18,6 +18,7 @@ from tvm.relax.frontend.nn import op
 from tvm.relax.frontend.nn.llm.kv_cache import PagedKVCache, RopeMode, TIRPagedKVCache
 
 import tvm_ipc
+from tests.passes_of_tvm import ALLOCATE, FUSE, LOWER
 from tvm_ipc import transform
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS, VOCABULARY = 24, 28, 4, 2, 8, 2, 37
@@ -190,25 +191,15 @@ def mlc_pipeline(strategy: int) -> tvm.transform.Pass:
         [
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            of_tvm.LegalizeOps(),
-            of_tvm.AnnotateTIROpPattern(),
-            of_tvm.FoldConstant(),
-            of_tvm.FuseOps(),
-            of_tvm.FuseTIR(),
+            *FUSE,
             of_tvm.DeadCodeElimination(),
             of_tvm.RewriteDataflowReshape(),
-            of_tvm.ToNonDataflow(),
-            of_tvm.RemovePurityChecking(),
-            of_tvm.CallTIRRewrite(),
+            *ALLOCATE,
             transform.IPCAllReduceRewrite(strategy),
             transform.StaticPlanBlockMemory(),
             of_tvm.RewriteCUDAGraph(),
             transform.LowerGPUIPCAllocStorage(),
-            of_tvm.LowerAllocTensor(),
-            of_tvm.KillAfterLastUse(),
-            of_tvm.LowerRuntimeBuiltin(),
-            of_tvm.VMShapeLower(),
-            of_tvm.AttachGlobalSymbol(),
+            *LOWER,
             of_tvm.AttachExternModules([]),
         ]
     )

@@ -21,6 +21,7 @@ from tests.end_to_end.operator_cases import CASES, Draw
 from tests.end_to_end.placed_programs import compare, put, session_of
 from tests.end_to_end.small_decoder import FUSED_PLAN, PLAN, Decoder, whole_model
 from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
+from tests.one_function_modules import one_function
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Shard
 from tvm_ipc.spmd import Parallelized
@@ -137,30 +138,26 @@ def test_fused_weights(mesh: int, heads: int, kv_heads: int, fused: str) -> None
 def test_fused_weights_in_one_reshape(mesh: int, order: str) -> None:
     """Three in one weight whose inputs come first, in both orders, as vision models have them."""
     heads, width = 5, 4
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((7, 6), "float32"))
-    w = relax.Var("w", relax.TensorType((6, 3 * heads * width), "float32"))
-    out = relax.Var("out", relax.TensorType((heads * width, 6), "float32"))
     axis = order.split().index("3")
     shape = [{"3": 3, "h": heads, "w": width}[one] for one in order.split()]
-    with builder.function("main", [x, w, out], attrs={"num_input": 1}):
-        with builder.dataflow():
-            y = builder.emit(op.reshape(op.matmul(x, w), (7, *shape)))
-            q, k, v = (
-                builder.emit(
-                    op.squeeze(op.strided_slice(y, [axis + 1], [one], [one + 1]), [axis + 1])
-                )
-                for one in range(3)
-            )
-            q, k, v = (builder.emit(op.permute_dims(one, [1, 0, 2])) for one in (q, k, v))
-            scores = op.nn.softmax(op.matmul(q, op.permute_dims(k, [0, 2, 1])), -1)
-            z = builder.emit(op.permute_dims(op.matmul(scores, v), [1, 0, 2]))
-            result = builder.emit_output(op.matmul(op.reshape(z, (7, heads * width)), out))
-        builder.emit_func_output(result)
-    made = parallelize(builder.get(), {"w": Shard(1), "out": Shard(0)}, mesh)
+
+    def result(emit: Any, x: Any, w: Any, out: Any) -> Any:
+        y = emit(op.reshape(op.matmul(x, w), (7, *shape)))
+        q, k, v = (
+            emit(op.squeeze(op.strided_slice(y, [axis + 1], [one], [one + 1]), [axis + 1]))
+            for one in range(3)
+        )
+        q, k, v = (emit(op.permute_dims(one, [1, 0, 2])) for one in (q, k, v))
+        scores = op.nn.softmax(op.matmul(q, op.permute_dims(k, [0, 2, 1])), -1)
+        z = emit(op.permute_dims(op.matmul(scores, v), [1, 0, 2]))
+        return op.matmul(op.reshape(z, (7, heads * width)), out)
+
+    shapes = {"x": (7, 6), "w": (6, 3 * heads * width), "out": (heads * width, 6)}
+    mod = one_function(result, shapes, num_input=1)
+    made = parallelize(mod, {"w": Shard(1), "out": Shard(0)}, mesh)
     assert made.collectives == {"allreduce": 1}
     random = np.random.default_rng(0)
-    given = [random.uniform(-1, 1.5, one).astype("float32") for one in ((7, 6), (6, 60), (20, 6))]
+    given = [random.uniform(-1, 1.5, one).astype("float32") for one in shapes.values()]
     y = np.moveaxis((given[0] @ given[1]).reshape(7, *shape), axis + 1, 0)
     q, k, v = y.transpose(0, 2, 1, 3)
     e = np.exp(q @ k.swapaxes(1, 2))
@@ -338,46 +335,34 @@ def test_the_way_that_moves_the_fewest_bytes() -> None:
     """The vector is gathered, not the matrix."""
 
     def collectives(first: Any, second: Any) -> list[str]:
-        builder = relax.BlockBuilder()
-        long = relax.Var("long", relax.TensorType((8, 64), "float32"))
-        short = relax.Var("short", relax.TensorType((8, 1), "float32"))
-        with builder.function("main", [long, short]):
-            result = builder.emit(op.add(long, short), "result")
-            builder.emit_func_output(result)
-        made = parallelize(builder.get(), {"long": first, "short": second}, 2)
+        mod = one_function(lambda _, x, y: op.add(x, y), {"long": (8, 64), "short": (8, 1)})
+        made = parallelize(mod, {"long": first, "short": second}, 2)
         return [one.subject.removesuffix(" along 'tp'") for one in made.decisions]
 
-    assert collectives(Shard(1), Shard(0)) == ["allgather of short", "allgather of result"]
-    assert collectives(Shard(0), Shard(0)) == ["allgather of result"]
+    assert collectives(Shard(1), Shard(0)) == ["allgather of short", "allgather of gv"]
+    assert collectives(Shard(0), Shard(0)) == ["allgather of gv"]
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_tuples(axis: int) -> None:
     """One that is bound to a variable, and whose fields are divided or have to be gathered."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            halves = builder.emit(op.split(x, 2, axis=1))
-            out = builder.emit_output(op.concat(halves, axis=0))
-        builder.emit_func_output(out)
-    made = parallelize(builder.get(), {"x": Shard(axis)}, 2)
+    mod = one_function(
+        lambda emit, x: op.concat(emit(op.split(x, 2, axis=1)), axis=0), {"x": (4, 6)}
+    )
+    made = parallelize(mod, {"x": Shard(axis)}, 2)
     array = np.arange(24, dtype="float32").reshape(4, 6)
     for found in run(made, "main", [array]):
         assert np.array_equal(found.numpy(), np.concatenate(np.split(array, 2, 1)))
 
 
 def test_a_sum_that_is_used_twice_is_reduced_once() -> None:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
-    w = relax.Var("w", relax.TensorType((6, 8), "float32"))
-    with builder.function("main", [x, w]):
-        with builder.dataflow():
-            y = builder.emit(op.matmul(x, w))
-            z = builder.emit(op.add(op.exp(y), op.nn.relu(op.reshape(y, (4, 8)))))
-            out = builder.emit_output(z)
-        builder.emit_func_output(out)
-    assert parallelize(builder.get(), {"w": Shard(0)}, 2).collectives == {"allreduce": 1}
+
+    def result(emit: Any, x: Any, w: Any) -> Any:
+        y = emit(op.matmul(x, w))
+        return emit(op.add(op.exp(y), op.nn.relu(op.reshape(y, (4, 8)))))
+
+    mod = one_function(result, {"x": (4, 6), "w": (6, 8)})
+    assert parallelize(mod, {"w": Shard(0)}, 2).collectives == {"allreduce": 1}
 
 
 @pytest.mark.parametrize(
@@ -392,25 +377,19 @@ def test_experts(plan: Any, sums: int) -> None:
 
     Each of three tokens is given to one expert, as mixtures of experts are exported.
     """
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((3, 1, 6), "float32"))
-    expert = relax.Var("expert", relax.TensorType((3,), "int64"))
-    up = relax.Var("experts.up", relax.TensorType((4, 5, 6), "float32"))
-    down = relax.Var("experts.down", relax.TensorType((4, 6, 5), "float32"))
-    with builder.function("main", [x, expert, up, down], attrs={"num_input": 2}):
-        with builder.dataflow():
-            h = builder.emit(op.permute_dims(op.take(up, expert, 0), [0, 2, 1]))
-            h = builder.emit(op.nn.relu(op.matmul(x, h)))
-            y = builder.emit(op.permute_dims(op.take(down, expert, 0), [0, 2, 1]))
-            out = builder.emit_output(op.matmul(h, y))
-        builder.emit_func_output(out)
-    made = parallelize(builder.get(), plan, 2)
+
+    def result(emit: Any, x: Any, expert: Any, up: Any, down: Any) -> Any:
+        h = emit(op.permute_dims(op.take(up, expert, 0), [0, 2, 1]))
+        h = emit(op.nn.relu(op.matmul(x, h)))
+        return op.matmul(h, emit(op.permute_dims(op.take(down, expert, 0), [0, 2, 1])))
+
+    x, up, down = (3, 1, 6), (4, 5, 6), (4, 6, 5)
+    expert = relax.TensorType((3,), "int64")
+    params = {"x": x, "expert": expert, "experts.up": up, "experts.down": down}
+    made = parallelize(one_function(result, params, num_input=2), plan, 2)
     assert made.collectives == {"allreduce": sums}
     random = np.random.default_rng(0)
-    rows, ups, downs = (
-        random.uniform(-1, 1.2, shape).astype("float32")
-        for shape in ((3, 1, 6), (4, 5, 6), (4, 6, 5))
-    )
+    rows, ups, downs = (random.uniform(-1, 1.2, s).astype("float32") for s in (x, up, down))
     of = np.array([3, 0, 3])
     h = np.maximum(rows @ ups[of].transpose(0, 2, 1), 0)
     expected = h @ downs[of].transpose(0, 2, 1)
@@ -418,25 +397,21 @@ def test_experts(plan: Any, sums: int) -> None:
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+def annotated(x: relax.Expr, text: str) -> relax.Call:
+    placement = DistPlacement.from_text(text)
+    return op.distributed.annotate_sharding(x, DeviceMesh((2,), [0, 1]), placement)
+
+
 @pytest.mark.parametrize("mesh", [2, Mesh({"workers": 2}), Mesh({"axis0": 2})])
 def test_annotations_of_tvm_are_a_plan(mesh: Any) -> None:
     """R.dist's device mesh is the mesh that is given, whatever its axis is called."""
-    builder = relax.BlockBuilder()
     shapes = {"x": (5, 6), "up": (6, 9), "down": (9, 6)}
-    params = {k: relax.Var(k, relax.TensorType(v, "float32")) for k, v in shapes.items()}
-    devices = DeviceMesh((2,), [0, 1])
 
-    def annotated(name: str, text: str) -> relax.Var:
-        placement = DistPlacement.from_text(text)
-        annotate = op.distributed.annotate_sharding
-        return builder.emit(annotate(params[name], devices, placement))
+    def result(emit: Any, x: Any, up: Any, down: Any) -> Any:
+        h = emit(op.nn.relu(op.matmul(x, emit(annotated(up, "S[1]")))))
+        return op.matmul(h, emit(annotated(down, "S[0]")))
 
-    with builder.function("main", list(params.values()), attrs={"num_input": 1}):
-        with builder.dataflow():
-            h = builder.emit(op.nn.relu(op.matmul(params["x"], annotated("up", "S[1]"))))
-            out = builder.emit_output(op.matmul(h, annotated("down", "S[0]")))
-        builder.emit_func_output(out)
-    made = parallelize(builder.get(), {}, mesh)
+    made = parallelize(one_function(result, shapes, num_input=1), {}, mesh)
     assert made.collectives == {"allreduce": 1}
     assert [one.placements for one in made.shards.values()] == [(Shard(1),), (Shard(0),)]
     x, up, down = (
@@ -452,15 +427,7 @@ def test_annotations_that_differ_are_refused() -> None:
     """Two functions that share a weight, which is divided in two ways."""
 
     def function(text: str) -> relax.Function:
-        builder = relax.BlockBuilder()
-        w = relax.Var("w", relax.TensorType((6, 8), "float32"))
-        placement = DistPlacement.from_text(text)
-        with builder.function("main", [w]):
-            x = builder.emit(
-                op.distributed.annotate_sharding(w, DeviceMesh((2,), [0, 1]), placement)
-            )
-            builder.emit_func_output(builder.emit(op.exp(x)))
-        return builder.get()["main"]
+        return one_function(lambda emit, w: op.exp(emit(annotated(w, text))), {"w": (6, 8)})["main"]
 
     mod = tvm.IRModule({"prefill": function("S[0]"), "decode": function("S[1]")})
     with pytest.raises(ValueError, match=r"places 'w' on S\[.\] along 'axis0', and function"):

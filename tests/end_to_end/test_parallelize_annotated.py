@@ -15,6 +15,7 @@ from tvm.relax.distributed import Placement as DistPlacement
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tests.end_to_end.test_parallelize import run
+from tests.one_function_modules import one_function
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Shard
 
@@ -52,16 +53,13 @@ def annotated(mod: tvm.IRModule, plan: dict[str, str], grid: DeviceMesh) -> tvm.
 
 
 def mlp(rows: Any) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
     shapes = {"x": (rows, 8), "up": (8, 10), "up_bias": (10,), "down": (10, 8), "down_bias": (8,)}
-    params = [relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()]
-    with builder.function("main", params, attrs={"num_input": 1}):
-        x, up, up_bias, down, down_bias = params
-        with builder.dataflow():
-            hidden = builder.emit(op.nn.silu(op.add(op.matmul(x, up), up_bias)))
-            out = builder.emit_output(op.add(op.matmul(hidden, down), down_bias))
-        builder.emit_func_output(out)
-    return builder.get()
+
+    def result(emit: Any, x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any) -> Any:
+        hidden = emit(op.nn.silu(op.add(op.matmul(x, up), up_bias)))
+        return op.add(op.matmul(hidden, down), down_bias)
+
+    return one_function(result, shapes, num_input=1)
 
 
 PLAN = {"up": "S[1]", "up_bias": "S[0]", "down": "S[0]"}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tvm.relax.utils import copy_with_new_vars
 import tvm_ipc
 from tests.end_to_end.placed_programs import put, session_of
 from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
+from tests.one_function_modules import one_function
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Replica, Shard, place
 
@@ -144,20 +146,17 @@ def test_axes_taken_apart(workers: int, pytestconfig: pytest.Config) -> None:
 @pytest.mark.parametrize("partial", [False, True])
 def test_pieces_are_put_back(workers: int, partial: bool) -> None:
     """What is divided by pieces is whole in a result, and is made of sums, too."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((4, 6), "float32"))
-    w = relax.Var("w", relax.TensorType((6, 10), "float32"))
     mesh, division = Mesh({"tp": workers}), f"4/{workers}+6/{workers}"
-    with builder.function("main", [x, w], attrs={"num_input": 1}):
-        with builder.dataflow():
-            y = builder.emit(op.matmul(x, w))
-            if partial:
-                y = builder.emit(place(y, mesh, {"tp": Shard(1, division)}))
-                y = builder.emit(op.abs(y))
-                y = builder.emit(place(y, mesh, {"tp": Replica()}))
-            out = builder.emit_output(op.abs(y))
-        builder.emit_func_output(out)
-    made = parallelize(builder.get(), {"w": Shard(0) if partial else Shard(1, division)}, mesh)
+
+    def result(emit: Any, x: Any, w: Any) -> Any:
+        y = emit(op.matmul(x, w))
+        if partial:
+            y = emit(op.abs(emit(place(y, mesh, {"tp": Shard(1, division)}))))
+            y = emit(place(y, mesh, {"tp": Replica()}))
+        return op.abs(y)
+
+    mod = one_function(result, {"x": (4, 6), "w": (6, 10)}, num_input=1)
+    made = parallelize(mod, {"w": Shard(0) if partial else Shard(1, division)}, mesh)
     assert made.collectives == ({"reduce_scatter": 1} if partial else {}) | {"allgather": 1}
     pipeline = tvm_ipc.get_pipeline("llvm", workers)
     executable = tvm.compile(made.module, FAST_TO_COMPILE, relax_pipeline=pipeline)

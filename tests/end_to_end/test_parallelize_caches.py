@@ -14,6 +14,7 @@ from tvm.relax import op
 import tvm_ipc
 from tests.end_to_end.placed_programs import put, session_of
 from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
+from tests.one_function_modules import functions, one_function
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Replica, Shard
 from tvm_ipc.spmd import Parallelized
@@ -24,50 +25,41 @@ PLAN = {"q": Shard(0), "k": Shard(0), "v": Shard(0), "o": Shard(1)}
 
 def attention(heads: int, kv_heads: int, batch: int = 1) -> tvm.IRModule:
     """Attention that starts with tokens, and goes on with one more after those of before."""
-    builder = relax.BlockBuilder()
-    for name in ("prefill", "decode"):
-        n = tirx.Var("n", "int64")
-        m = tirx.Var("m", "int64")
-        rows: Any = n if name == "prefill" else 1
-        x = relax.Var("x", relax.TensorType((batch, rows, HIDDEN), "float32"))
-        cache = relax.TensorType((batch, kv_heads, m, WIDTH), "float32")
-        past = [relax.Var(f"past_{one}", cache) for one in "kv"] if name == "decode" else []
-        sizes = {"q": heads, "k": kv_heads, "v": kv_heads, "o": heads}
-        shapes = {one: (count * WIDTH, HIDDEN) for one, count in sizes.items()}
-        shapes["o"] = (HIDDEN, heads * WIDTH)
-        params = {
-            k: relax.Var(k, relax.TensorType(shape, "float32")) for k, shape in shapes.items()
-        }
-        inputs = [x, *past]
-        with builder.function(name, [*inputs, *params.values()], attrs={"num_input": len(inputs)}):
-            with builder.dataflow():
 
-                def linear(x: Any, name: str, params: Any = params) -> Any:
-                    return builder.emit(op.matmul(x, op.permute_dims(params[name])))
+    def result(emit: Any, x: Any, *others: Any) -> Any:
+        *past, q, k, v, o = others
+        rows = x.ty.shape.values[1]
 
-                def split(x: Any, count: int, rows: Any = rows) -> Any:
-                    x = builder.emit(op.reshape(x, (batch, rows, count, WIDTH)))
-                    return builder.emit(op.permute_dims(x, [0, 2, 1, 3]))
+        def linear(x: Any, weight: Any) -> Any:
+            return emit(op.matmul(x, op.permute_dims(weight)))
 
-                q, k, v = (split(linear(x, one), sizes[one]) for one in "qkv")
-                if past:
-                    k, v = (
-                        builder.emit(op.concat(both, 2)) for both in zip(past, (k, v), strict=True)
-                    )
-                total = k.ty.shape.values[2]
-                wide = []
-                for one in (k, v):
-                    one = builder.emit(op.expand_dims(one, 2))
-                    shape = (batch, kv_heads, heads // kv_heads, total, WIDTH)
-                    one = builder.emit(op.broadcast_to(one, shape))
-                    wide.append(builder.emit(op.reshape(one, (batch, heads, total, WIDTH))))
-                scores = builder.emit(op.matmul(q, op.permute_dims(wide[0], [0, 1, 3, 2])))
-                y = builder.emit(op.matmul(op.nn.softmax(scores), wide[1]))
-                y = builder.emit(op.permute_dims(y, [0, 2, 1, 3]))
-                y = linear(builder.emit(op.reshape(y, (batch, rows, heads * WIDTH))), "o")
-                out = builder.emit_output(relax.Tuple([y, k, v]))
-            builder.emit_func_output(out)
-    return builder.get()
+        def split(x: Any, count: int) -> Any:
+            x = emit(op.reshape(x, (batch, rows, count, WIDTH)))
+            return emit(op.permute_dims(x, [0, 2, 1, 3]))
+
+        q, k, v = (split(linear(x, w), n) for w, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
+        if past:
+            k, v = (emit(op.concat(both, 2)) for both in zip(past, (k, v), strict=True))
+        total = k.ty.shape.values[2]
+        wide = []
+        for one in (k, v):
+            one = emit(op.expand_dims(one, 2))
+            one = emit(op.broadcast_to(one, (batch, kv_heads, heads // kv_heads, total, WIDTH)))
+            wide.append(emit(op.reshape(one, (batch, heads, total, WIDTH))))
+        scores = emit(op.matmul(q, op.permute_dims(wide[0], [0, 1, 3, 2])))
+        y = emit(op.permute_dims(emit(op.matmul(op.nn.softmax(scores), wide[1])), [0, 2, 1, 3]))
+        y = linear(emit(op.reshape(y, (batch, rows, heads * WIDTH))), o)
+        return relax.Tuple([y, k, v])
+
+    weights = dict.fromkeys("kv", (kv_heads * WIDTH, HIDDEN))
+    weights = {"q": (heads * WIDTH, HIDDEN), **weights, "o": (HIDDEN, heads * WIDTH)}
+    past = dict.fromkeys(("past_k", "past_v"), (batch, kv_heads, tirx.Var("m", "int64"), WIDTH))
+    x = (batch, tirx.Var("n", "int64"), HIDDEN)
+    made: dict[str, Any] = {
+        "prefill": (result, {"x": x, **weights}),
+        "decode": (result, {"x": (batch, 1, HIDDEN), **past, **weights}),
+    }
+    return functions(made, inputs={"prefill": 1, "decode": 3})
 
 
 @pytest.mark.slow
@@ -86,23 +78,19 @@ def test_tokens_one_after_the_other(workers: int, heads: int, kv_heads: int, kep
 
 def test_keys_of_a_fused_weight() -> None:
     """Pieces of what is made of a weight are the same in all functions, with a cache or without."""
-    builder = relax.BlockBuilder()
-    for name in ("prefill", "decode"):
-        m = tirx.Var("m", "int64")
-        x = relax.Var("x", relax.TensorType((3, HIDDEN), "float32"))
-        past = relax.Var("past", relax.TensorType((m, 2, WIDTH), "float32"))
-        kv = relax.Var("kv", relax.TensorType((HIDDEN, 4 * WIDTH), "float32"))
-        inputs = [x, past] if name == "decode" else [x]
-        with builder.function(name, [*inputs, kv], attrs={"num_input": len(inputs)}):
-            with builder.dataflow():
-                both = builder.emit(op.matmul(x, kv))
-                keys = builder.emit(op.strided_slice(both, [1], [0], [2 * WIDTH]))
-                keys = builder.emit(op.reshape(keys, (3, 2, WIDTH)))
-                if name == "decode":
-                    keys = builder.emit(op.concat([past, keys], 0))
-                out = builder.emit_output(keys)
-            builder.emit_func_output(out)
-    made = parallelize(builder.get(), {"kv": Shard(1)}, 2, caches=["past"])
+
+    def prefill(emit: Any, x: Any, kv: Any) -> Any:
+        keys = emit(op.strided_slice(emit(op.matmul(x, kv)), [1], [0], [2 * WIDTH]))
+        return op.reshape(keys, (3, 2, WIDTH))
+
+    def decode(emit: Any, x: Any, past: Any, kv: Any) -> Any:
+        return op.concat([past, emit(prefill(emit, x, kv))], 0)
+
+    x, kv = {"x": (3, HIDDEN)}, {"kv": (HIDDEN, 4 * WIDTH)}
+    past = {"past": (tirx.Var("m", "int64"), 2, WIDTH)}
+    both = {"prefill": (prefill, {**x, **kv}), "decode": (decode, {**x, **past, **kv})}
+    mod = functions(both, inputs={"prefill": 1, "decode": 2})
+    made = parallelize(mod, {"kv": Shard(1)}, 2, caches=["past"])
     assert made.shards["past"].placements == (Shard(1),)
     assert made.collectives == {}
 
@@ -212,35 +200,25 @@ def test_norms_of_all_heads(
     workers: int, heads: int, kv_heads: int, collectives: dict[str, int]
 ) -> None:
     """Of queries and keys before they are heads: a number of each row is summed over ranks."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((5, HIDDEN), "float32"))
-    sizes = {"q": heads, "k": kv_heads}
-    params = {
-        one: relax.Var(one, relax.TensorType((count * WIDTH, HIDDEN), "float32"))
-        for one, count in sizes.items()
-    }
-    norms = {
-        f"{one}_norm": relax.Var(f"{one}_norm", relax.TensorType((count * WIDTH,), "float32"))
-        for one, count in sizes.items()
-    }
-    out = relax.Var("o", relax.TensorType((heads * WIDTH, HIDDEN), "float32"))
-    with builder.function("main", [x, *params.values(), *norms.values(), out]):
-        with builder.dataflow():
-            made = {}
-            for one, count in sizes.items():
-                y = builder.emit(op.matmul(x, op.permute_dims(params[one])))
-                y = builder.emit(op.nn.rms_norm(y, norms[f"{one}_norm"], axes=-1))
-                made[one] = builder.emit(op.reshape(y, (5, count, WIDTH)))
-            wide = builder.emit(op.repeat(made["k"], heads // kv_heads, axis=1))
-            y = builder.emit(op.multiply(made["q"], wide))
-            y = builder.emit(op.reshape(y, (5, heads * WIDTH)))
-            result = builder.emit_output(op.matmul(y, out))
-        builder.emit_func_output(result)
+
+    def result(emit: Any, x: Any, q: Any, k: Any, q_norm: Any, k_norm: Any, o: Any) -> Any:
+        def normed(weight: Any, scale: Any, count: int) -> Any:
+            y = emit(op.matmul(x, op.permute_dims(weight)))
+            return emit(op.reshape(emit(op.nn.rms_norm(y, scale, axes=-1)), (5, count, WIDTH)))
+
+        queries, keys = normed(q, q_norm, heads), normed(k, k_norm, kv_heads)
+        y = emit(op.multiply(queries, emit(op.repeat(keys, heads // kv_heads, axis=1))))
+        return op.matmul(emit(op.reshape(y, (5, heads * WIDTH))), o)
+
+    rows = {"q": heads * WIDTH, "k": kv_heads * WIDTH}
+    shapes: dict[str, Any] = {"x": (5, HIDDEN), **{k: (n, HIDDEN) for k, n in rows.items()}}
+    shapes |= {f"{k}_norm": (n,) for k, n in rows.items()}
+    mod = one_function(result, {**shapes, "o": (heads * WIDTH, HIDDEN)})
     plan = {"q": Shard(0), "k": Shard(0), "q_norm": Shard(0), "k_norm": Shard(0), "o": Shard(0)}
-    parallel = parallelize(builder.get(), plan, workers)
+    parallel = parallelize(mod, plan, workers)
     assert parallel.collectives == collectives
     random = np.random.default_rng(0)
-    names = ["x", *params, *norms, "o"]
+    names = [*shapes, "o"]
     arrays = {"x": random.uniform(-1, 1.3, (5, HIDDEN)).astype("float32")}
     for one in names[1:]:
         arrays[one] = random.uniform(-1, 1.3, parallel.shards[one].shape).astype("float32")

@@ -48,6 +48,30 @@ def test_logits(
 
 
 @pytest.mark.parametrize(
+    ("name", "dtype", "workers"),
+    [
+        (name, dtype, workers)
+        for name in ("Mixtral", "Qwen3Moe", "Qwen2Moe")
+        for dtype in ("float32", "bfloat16")
+        for workers in (2, 3, 4)
+    ],
+)
+def test_experts_of_other_ranks(
+    name: str, dtype: str, workers: int, pytestconfig: pytest.Config
+) -> None:
+    """Each rank has some experts whole, and tokens are dispatched to them."""
+    few = {("Mixtral", "float32", 2), ("Qwen3Moe", "float32", 4)}
+    if not pytestconfig.getoption("--every-model") and (name, dtype, workers) not in few:
+        pytest.skip("--every-model runs it")
+    decoder = decoder_of(name, dtype, shard_experts=True)
+    made = shard(decoder, workers, "experts")
+    experts = made.shards["model.layers.0.mlp.experts.gate_up_proj"]
+    assert experts.shard_shape[0] == -(-experts.shape[0] // workers)
+    assert made.module["prefill"].script().count("R.comm.moe(") == 2  # of each layer
+    check(text(name, dtype), decoder, made)
+
+
+@pytest.mark.parametrize(
     ("name", "dtype", "plan"),
     [
         *(

@@ -16,6 +16,7 @@ from tvm.script import relax as R
 import tvm_ipc
 from tests.end_to_end.placed_programs import put, session_of
 from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
+from tests.one_function_modules import one_function
 from tvm_ipc import parallelize
 from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite
 from tvm_ipc.comm import Mesh, Shard, place
@@ -91,7 +92,6 @@ def test_little_that_is_divided_is_gathered() -> None:
 
 def attention(queries: int, keys: int) -> tvm.IRModule:
     """Attention of some heads of queries, several of which share keys and values."""
-    builder = relax.BlockBuilder()
     shapes = {
         "x": (1, ROWS, HIDDEN),
         "q": (queries * WIDTH, HIDDEN),
@@ -99,24 +99,19 @@ def attention(queries: int, keys: int) -> tvm.IRModule:
         "v": (keys * WIDTH, HIDDEN),
         "o": (HIDDEN, queries * WIDTH),
     }
-    x, q, k, v, o = params = [
-        relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()
-    ]
-    with builder.function("main", params, attrs={"num_input": 1}):
-        with builder.dataflow():
-            heads = [
-                builder.emit(op.reshape(_product(builder, x, w), (1, ROWS, count, WIDTH)))
-                for w, count in ((q, queries), (k, keys), (v, keys))
-            ]
-            seen = builder.emit(op.nn.attention(*heads))
-            rows = builder.emit(op.reshape(seen, (1, ROWS, queries * WIDTH)))
-            out = builder.emit_output(_product(builder, rows, o))
-        builder.emit_func_output(out)
-    return builder.get()
 
+    def result(emit: Any, x: Any, q: Any, k: Any, v: Any, o: Any) -> Any:
+        def product(x: Any, w: Any) -> Any:
+            return emit(op.matmul(x, emit(op.permute_dims(w))))
 
-def _product(builder: relax.BlockBuilder, x: Any, w: Any) -> relax.Var:
-    return builder.emit(op.matmul(x, builder.emit(op.permute_dims(w))))
+        heads = [
+            emit(op.reshape(product(x, w), (1, ROWS, count, WIDTH)))
+            for w, count in ((q, queries), (k, keys), (v, keys))
+        ]
+        seen = emit(op.nn.attention(*heads))
+        return product(emit(op.reshape(seen, (1, ROWS, queries * WIDTH))), o)
+
+    return one_function(result, shapes, num_input=1)
 
 
 def repeated(mod: tvm.IRModule) -> tvm.IRModule:
@@ -177,18 +172,12 @@ def _attended(x: Any, q: Any, k: Any, v: Any, o: Any, queries: int, keys: int) -
 def test_heads_that_are_not_divided_alike_are_refused(lie: dict[int, str], reason: str) -> None:
     """In a program that says places itself nothing is moved that it does not say."""
     mesh = Mesh({"tp": 4})
-    params = [
-        relax.Var(name, relax.TensorType((1, ROWS, heads, WIDTH), "float32"))
-        for name, heads in (("q", 6), ("k", 2), ("v", 2))
-    ]
-    builder = relax.BlockBuilder()
-    with builder.function("main", params):
-        with builder.dataflow():
-            placed = [
-                builder.emit(place(one, mesh, {"tp": lie.get(k, "R")}))
-                for k, one in enumerate(params)
-            ]
-            out = builder.emit_output(op.nn.attention(*placed))
-        builder.emit_func_output(out)
+
+    def result(emit: Any, *params: Any) -> Any:
+        placed = [place(one, mesh, {"tp": lie.get(k, "R")}) for k, one in enumerate(params)]
+        return op.nn.attention(*map(emit, placed))
+
+    shapes = {name: (1, ROWS, heads, WIDTH) for name, heads in (("q", 6), ("k", 2), ("v", 2))}
+    mod = one_function(result, shapes)
     with pytest.raises(TransformError, match=reason):
-        LowerPlacements()(builder.get())
+        LowerPlacements()(mod)

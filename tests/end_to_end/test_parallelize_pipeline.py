@@ -17,6 +17,7 @@ import tvm_ipc
 from tests.end_to_end.placed_programs import put, session_of
 from tests.end_to_end.small_decoder import PLAN, Decoder
 from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
+from tests.one_function_modules import functions, one_function
 from tvm_ipc import parallelize
 from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, with_value
 from tvm_ipc.comm import Mesh, Shard, allreduce, place
@@ -32,26 +33,20 @@ def mlp(sizes: Any = SIZES, rows: int = 1, independent: bool = False) -> tvm.IRM
     The first one is a result too, unless they are independent: then it is the last one alone.
     """
     n = tirx.Var("n", "int64") * rows
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((n, sizes[0][0]), "float32"))
-    weights = [
-        relax.Var(f"fc{k}.weight", relax.TensorType(size, "float32"))
-        for k, size in enumerate(sizes)
-    ]
-    with builder.function("main", [x, *weights], attrs={"num_input": 1}):
-        with builder.dataflow():
-            y = x
-            first = None
-            for weight in weights:
-                given = x if independent else y
-                y = builder.emit(op.tanh(builder.emit(op.matmul(given, weight))))
-                first = y if first is None else first
-            mean = builder.emit(op.mean(x, [1], keepdims=True))
-            y = builder.emit(op.add(y, mean))
-            others = relax.Tuple([mean if independent else first, mean])
-            out = builder.emit_output(relax.Tuple([y, others]))
-        builder.emit_func_output(out)
-    return builder.get()
+    shapes = {f"fc{k}.weight": size for k, size in enumerate(sizes)}
+
+    def result(emit: Any, x: Any, *weights: Any) -> Any:
+        y = x
+        first = None
+        for weight in weights:
+            given = x if independent else y
+            y = emit(op.tanh(emit(op.matmul(given, weight))))
+            first = y if first is None else first
+        mean = emit(op.mean(x, [1], keepdims=True))
+        y = emit(op.add(y, mean))
+        return relax.Tuple([y, relax.Tuple([mean if independent else first, mean])])
+
+    return one_function(result, {"x": (n, sizes[0][0]), **shapes}, num_input=1)
 
 
 def expected(x: Any, weights: Any) -> tuple[Any, Any, Any]:
@@ -161,35 +156,28 @@ def test_a_decoder(mesh: Mesh, collectives: dict[str, int]) -> None:
 
 def cached(layers: int = 3, hidden: int = 6) -> tvm.IRModule:
     """Return layers of attention that starts with rows, and goes on with one more."""
-    builder = relax.BlockBuilder()
-    for name in ("prefill", "decode"):
-        n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
-        rows: Any = n if name == "prefill" else 1
-        x = relax.Var("x", relax.TensorType((rows, hidden), "float32"))
-        cache = relax.TensorType((m, hidden), "float32")
-        past = [relax.Var(f"past_{k}", cache) for k in range(layers)] if name == "decode" else []
-        weights = [
-            relax.Var(f"layers.{k}.{one}", relax.TensorType((hidden, hidden), "float32"))
-            for k in range(layers)
-            for one in "kqo"
-        ]
-        inputs = [x, *past]
-        with builder.function(name, [*inputs, *weights], attrs={"num_input": len(inputs)}):
-            with builder.dataflow():
-                kept = []
-                y: Any = x
-                for layer in range(layers):
-                    k, q, o = weights[3 * layer : 3 * layer + 3]
-                    keys = builder.emit(op.matmul(y, k))
-                    if past:
-                        keys = builder.emit(op.concat([past[layer], keys], 0))
-                    kept.append(keys)
-                    scores = builder.emit(op.matmul(op.matmul(y, q), op.permute_dims(keys)))
-                    mixed = builder.emit(op.matmul(op.nn.softmax(scores), keys))
-                    y = builder.emit(op.add(y, op.matmul(mixed, o)))
-                out = builder.emit_output(relax.Tuple([y, *kept]))
-            builder.emit_func_output(out)
-    return builder.get()
+
+    def result(emit: Any, y: Any, *others: Any) -> Any:
+        past, weights = others[: -3 * layers], others[-3 * layers :]
+        kept = []
+        for layer in range(layers):
+            k, q, o = weights[3 * layer : 3 * layer + 3]
+            keys = emit(op.matmul(y, k))
+            if past:
+                keys = emit(op.concat([past[layer], keys], 0))
+            kept.append(keys)
+            scores = emit(op.matmul(op.matmul(y, q), op.permute_dims(keys)))
+            y = emit(op.add(y, op.matmul(emit(op.matmul(op.nn.softmax(scores), keys)), o)))
+        return relax.Tuple([y, *kept])
+
+    n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
+    past = {f"past_{k}": (m, hidden) for k in range(layers)}
+    weights = {f"layers.{k}.{one}": (hidden, hidden) for k in range(layers) for one in "kqo"}
+    made: dict[str, Any] = {
+        "prefill": (result, {"x": (n, hidden), **weights}),
+        "decode": (result, {"x": (1, hidden), **past, **weights}),
+    }
+    return functions(made, inputs={"prefill": 1, "decode": 1 + layers})
 
 
 @pytest.mark.parametrize("stages", [None, ["layers.2"]])
@@ -313,24 +301,20 @@ def test_what_is_divided_among_stages() -> None:
     with pytest.raises(ValueError, match="no axis along which weights are sharded"):
         parallelize(mlp(), {"fc1": Shard(0)}, Mesh({"pp": 2}))
     mesh = Mesh({"pp": 2})
-    builder = relax.BlockBuilder()
-    x, w = (relax.Var(name, relax.TensorType((4, 4), "float32")) for name in "xw")
-    with builder.function("main", [x, w], attrs={"num_input": 1}):
-        with builder.dataflow():
-            part = builder.emit(place(w, mesh, {"pp": Shard(0)}))
-            y = builder.emit_output(op.matmul(op.matmul(x, part), w))
-        builder.emit_func_output(y)
+    mod = one_function(
+        lambda emit, x, w: op.matmul(op.matmul(x, emit(place(w, mesh, {"pp": Shard(0)}))), w),
+        dict.fromkeys("xw", (4, 4)),
+        num_input=1,
+    )
     with pytest.raises(TransformError, match="shards w along 'pp'"):
-        parallelize(builder.get(), {}, mesh)
+        parallelize(mod, {}, mesh)
 
 
 def test_a_collective_of_all_ranks() -> None:
-    builder = relax.BlockBuilder()
-    x, w, v = (relax.Var(name, relax.TensorType((4, 4), "float32")) for name in "xwv")
-    with builder.function("main", [x, w, v], attrs={"num_input": 1}):
-        with builder.dataflow():
-            y = builder.emit(allreduce(builder.emit(op.matmul(x, w))))
-            y = builder.emit_output(op.matmul(y, v))
-        builder.emit_func_output(y)
+    mod = one_function(
+        lambda emit, x, w, v: op.matmul(emit(allreduce(emit(op.matmul(x, w)))), v),
+        dict.fromkeys("xwv", (4, 4)),
+        num_input=1,
+    )
     with pytest.raises(TransformError, match="has a collective of all ranks"):
-        parallelize(builder.get(), {}, Mesh({"pp": 2}))
+        parallelize(mod, {}, Mesh({"pp": 2}))

@@ -21,6 +21,7 @@ import tvm_ipc
 from tests.end_to_end.placed_programs import put, session_of
 from tests.end_to_end.test_parallelize import check
 from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
+from tests.one_function_modules import functions
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh
 
@@ -233,17 +234,14 @@ add(
 
 
 def module() -> tvm.IRModule:
-    builder = relax.BlockBuilder()
+    made: dict[str, Any] = {}
     for index, one in enumerate(PITFALLS.values()):
-        params = [
-            relax.Var(f"f{index}_{name}", relax.TensorType(array.shape, str(array.dtype)))
+        params = {
+            f"f{index}_{name}": relax.TensorType(array.shape, str(array.dtype))
             for name, array in one.given.items()
-        ]
-        with builder.function(f"f{index}", params):
-            with builder.dataflow():
-                out = builder.emit_output(one.relax(*params))
-            builder.emit_func_output(out)
-    return builder.get()
+        }
+        made[f"f{index}"] = (lambda _, *xs, make=one.relax: make(*xs)), params
+    return functions(made)
 
 
 @pytest.fixture(scope="module", params=[2, 3])

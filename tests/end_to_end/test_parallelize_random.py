@@ -13,7 +13,7 @@ from tvm import relax
 
 import tvm_ipc
 from tests.end_to_end.placed_programs import put, session_of
-from tests.end_to_end.random_graphs import Graph, draw, shrunk
+from tests.end_to_end.random_graphs import Graph, annotated, draw, shrunk
 from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Shard
@@ -28,22 +28,31 @@ def arrays_of(result: Any, rank: int) -> list[Any]:
     return [np.array(one.numpy()) for one in result.debug_get_from_remote(rank)]
 
 
-def differences(session: Any, mesh: Mesh, graphs: dict[str, Graph]) -> tuple[dict[str, str], Any]:
-    """Return which graphs have wrong results on some rank, and the collectives of all."""
-    builder = relax.BlockBuilder()
+def differences(
+    session: Any, mesh: Mesh, graphs: dict[str, Graph], legalize: bool = False
+) -> tuple[dict[str, str], Any]:
+    """Return which graphs have wrong results on some rank, and the collectives of all.
+
+    Operators become PrimFuncs before they are sharded if `legalize` is set.
+    """
+    builder, annotated_builder = relax.BlockBuilder(), relax.BlockBuilder()
     plan = {}
     for name, graph in graphs.items():
         graph.emit(builder, name)
+        graph.emit(annotated_builder, name, mesh)
         for k, axes in enumerate(graph.plan):
             if axes:
                 plan[f"{name}_p{k}"] = {axis: Shard(cut) for axis, cut in axes.items()}
     whole = builder.get()
-    made = parallelize(whole, plan, mesh)
-    functions = {}
+    annotated_mod = annotated_builder.get()
+    if legalize:
+        annotated_mod = relax.transform.LegalizeOps()(annotated_mod)
+    made = parallelize(annotated_mod, plan, mesh)
+    functions = dict(made.module.functions_items())
     for name in graphs:
-        functions[name] = made.module[name]
         other = relax.utils.copy_with_new_vars(whole[name])
-        functions[f"{name}_whole"] = other.with_attr("global_symbol", f"{name}_whole")
+        variable = tvm.ir.GlobalVar(f"{name}_whole")
+        functions[variable] = other.with_attr("global_symbol", f"{name}_whole")
     pipeline = tvm_ipc.get_pipeline("llvm", len(mesh.ranks))
     executable = tvm.compile(tvm.IRModule(functions), FAST_TO_COMPILE, relax_pipeline=pipeline)
     loaded = session.load_vm_module(executable)
@@ -68,24 +77,32 @@ def differences(session: Any, mesh: Mesh, graphs: dict[str, Graph]) -> tuple[dic
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", ["plans", "annotations", "primfuncs"])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_random_graphs(mesh: Mesh, pytestconfig: pytest.Config) -> None:
+def test_random_graphs(mesh: Mesh, form: str, pytestconfig: pytest.Config) -> None:
+    """Annotations shard operators, or the PrimFuncs that they become."""
     count = pytestconfig.getoption("--graphs") // len(MESHES)
     first = pytestconfig.getoption("--first-graph")
     kinds: Counter[str] = Counter()
+    legalize = form == "primfuncs"
     with session_of(mesh) as session:
 
         def fails(graph: Graph) -> bool:
             try:
-                return bool(differences(session, mesh, {"f": graph})[0])
+                return bool(differences(session, mesh, {"f": graph}, legalize)[0])
             except Exception:
                 return True
 
         for start in range(first, first + count, TOGETHER):
             seeds = range(start, min(start + TOGETHER, first + count))
             graphs = {f"f{seed}": draw(seed, tuple(mesh.axes)) for seed in seeds}
+            if form != "plans":
+                axes = tuple(mesh.axes)
+                graphs = {
+                    name: annotated(graph, int(name[1:]), axes) for name, graph in graphs.items()
+                }
             try:
-                wrong, collectives = differences(session, mesh, graphs)
+                wrong, collectives = differences(session, mesh, graphs, legalize)
             except Exception as error:
                 wrong = {name: str(error) for name, graph in graphs.items() if fails(graph)}
                 assert wrong, f"graphs that only fail together: {error}"
@@ -93,4 +110,5 @@ def test_random_graphs(mesh: Mesh, pytestconfig: pytest.Config) -> None:
             kinds.update(collectives)
             for name, why in wrong.items():
                 raise AssertionError(f"{name}: {why}; as small as {shrunk(graphs[name], fails)}")
-    assert {"allgather", "allreduce"} <= kinds.keys(), "the graphs are of interest"
+    interesting = {"allgather"} if legalize else {"allgather", "allreduce"}
+    assert interesting <= kinds.keys(), "the graphs are of interest"

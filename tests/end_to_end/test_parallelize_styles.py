@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tests.end_to_end.test_parallelize import run
+from tests.one_function_modules import one_function
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Shard
 
@@ -28,23 +29,20 @@ def mlp(is_transposed: bool, bias: tuple[int, ...] | None, num_input: int | None
     }
     if bias is not None:
         shapes |= {"up.bias": (*bias, INNER), "down.bias": (*bias, HIDDEN)}
-    builder = relax.BlockBuilder()
-    params = {k: relax.Var(k, relax.TensorType(shape, "float32")) for k, shape in shapes.items()}
 
-    def linear(x: relax.Expr, name: str) -> relax.Var:
-        weight = params[f"{name}.weight"]
-        if is_transposed:
-            weight = builder.emit(op.permute_dims(weight))
-        y = builder.emit(op.matmul(x, weight))
-        return y if bias is None else builder.emit(op.add(y, params[f"{name}.bias"]))
+    def result(emit: Any, x: relax.Var, *weights: relax.Var) -> relax.Var:
+        params = dict(zip(list(shapes)[1:], weights, strict=True))
 
-    attrs = None if num_input is None else {"num_input": num_input}
-    with builder.function("main", list(params.values()), attrs=attrs):
-        with builder.dataflow():
-            h = builder.emit(op.nn.relu(linear(params["x"], "up")))
-            out = builder.emit_output(linear(h, "down"))
-        builder.emit_func_output(out)
-    return builder.get()
+        def linear(x: relax.Expr, name: str) -> relax.Var:
+            weight = params[f"{name}.weight"]
+            if is_transposed:
+                weight = emit(op.permute_dims(weight))
+            y = emit(op.matmul(x, weight))
+            return y if bias is None else emit(op.add(y, params[f"{name}.bias"]))
+
+        return linear(emit(op.nn.relu(linear(x, "up"))), "down")
+
+    return one_function(result, shapes, num_input=num_input)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -87,24 +85,18 @@ def test_an_mlp(
 def test_experts(workers: int, is_transposed: bool) -> None:
     """Stacks of experts are sharded by the features of each expert."""
     order = (4, INNER, HIDDEN) if is_transposed else (4, HIDDEN, INNER)
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((4, 3, HIDDEN), "float32"))
-    up = relax.Var("up", relax.TensorType(order, "float32"))
-    down = relax.Var("down", relax.TensorType((4, *order[:0:-1]), "float32"))
+    shapes = {"x": (4, 3, HIDDEN), "up": order, "down": (4, *order[:0:-1])}
 
-    def used(weight: relax.Var) -> relax.Expr:
-        return builder.emit(op.permute_dims(weight, [0, 2, 1])) if is_transposed else weight
+    def result(emit: Any, x: relax.Expr, *weights: relax.Var) -> relax.Expr:
+        for weight in weights:
+            w = emit(op.permute_dims(weight, [0, 2, 1])) if is_transposed else weight
+            x = emit(op.matmul(x, w))
+        return x
 
-    with builder.function("main", [x, up, down]):
-        with builder.dataflow():
-            h = builder.emit(op.matmul(x, used(up)))
-            out = builder.emit_output(op.matmul(h, used(down)))
-        builder.emit_func_output(out)
-    made = parallelize(builder.get(), PLAN, workers)
+    made = parallelize(one_function(result, shapes), PLAN, workers)
     assert made.collectives == {"allreduce": 1}
     random = np.random.default_rng(0)
-    shapes = ((4, 3, HIDDEN), order, (4, *order[:0:-1]))
-    arrays = [random.uniform(-1, 1, shape).astype("float32") for shape in shapes]
+    arrays = [random.uniform(-1, 1, shape).astype("float32") for shape in shapes.values()]
     ups, downs = (array.transpose(0, 2, 1) if is_transposed else array for array in arrays[1:])
     for found in run(made, "main", arrays):
         np.testing.assert_allclose(found.numpy(), arrays[0] @ ups @ downs, rtol=1e-4, atol=1e-5)

@@ -100,7 +100,7 @@ def placements(
 def draw_placed(case: Case, seed: int, mesh: Mesh) -> tuple[Drawn, list[Given], Given] | None:
     """Return a random call, of which something is divided, and where its tensors lie."""
     random = Random(seed)
-    for attempt in range(TRIES):
+    for attempt in range(10 * TRIES):
         drawn = case.draw(Draw(seed * TRIES + attempt))
         given = [placements(random, mesh, drawn, k, case.partial) for k in range(len(drawn.params))]
         if not any(isinstance(one, Shard) for of in given for one in of.values()):

@@ -157,7 +157,15 @@ ON_TWO: list[Given] = [
 ]
 
 
-@pytest.mark.parametrize("shape", [(4, 12), (5, 7), (1, 3), (0, 5)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (5, 7),
+        (0, 5),
+        pytest.param((4, 12), marks=pytest.mark.slow),
+        pytest.param((1, 3), marks=pytest.mark.slow),
+    ],
+)
 def test_from_each_place_to_each(opened: tuple[Any, Mesh], shape: tuple[int, int]) -> None:
     session, mesh = opened
     places = ON_TWO if "dp" in mesh.axes else PLACES

@@ -8,7 +8,7 @@ is the long run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from tvm import relax
 from tvm.relax import transform
 
 import tvm_ipc
+from tests.end_to_end.harness import AddDelays
+from tests.end_to_end.mutations import Change, changed, packed_name, with_body
+from tests.passes_of_tvm import ALLOCATE, LOWER
 from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, ReduceKind
 from tvm_ipc.transform import (
     IPCAllReduceRewrite,
@@ -34,22 +37,8 @@ CUSTOM = "runtime.disco.cuda_ipc.custom_allreduce"
 OWN = "tvm_ipc.allreduce"
 FLAGS = 4  #: the place of the flags among the arguments of OWN
 
-BEFORE = [
-    transform.LegalizeOps(),
-    transform.ToNonDataflow(),
-    transform.RemovePurityChecking(),
-    transform.CallTIRRewrite(),
-]
-AFTER = [
-    LowerPackedAllocTensor(),
-    LowerGPUIPCAllocStorage(),
-    transform.LowerAllocTensor(),
-    transform.KillAfterLastUse(),
-    transform.LowerRuntimeBuiltin(),
-    transform.ComputePrimValue(),
-    transform.VMShapeLower(),
-    transform.AttachGlobalSymbol(),
-]
+BEFORE = [transform.LegalizeOps(), *ALLOCATE]
+AFTER = [LowerPackedAllocTensor(), LowerGPUIPCAllocStorage(), *LOWER]
 
 
 def chain(world: int) -> tvm.IRModule:
@@ -67,63 +56,27 @@ def chain(world: int) -> tvm.IRModule:
     return builder.get()
 
 
-def changed(mod: tvm.IRModule, change: Callable[[Any], list[Any]]) -> tvm.IRModule:
-    """Replace every binding of `main`."""
-    main = mod["main"]
-    (block,) = main.body.blocks
-    bindings = [new for binding in block.bindings for new in change(binding)]
-    body = relax.SeqExpr([relax.BindingBlock(bindings)], main.body.body)
-    result = mod.clone()
-    result.update_func(
-        mod.get_global_var("main"),
-        relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs),
-    )
-    return relax.transform.Normalize()(result)
+def changed_main(mod: tvm.IRModule, change: Change) -> tvm.IRModule:
+    return relax.transform.Normalize()(with_body(mod, changed(mod["main"].body, change)))
 
 
-def packed(name: str, *arguments: Any) -> Any:
-    return relax.Call(relax.ExternFunc(name), list(arguments), ty_args=[relax.AnyType()])
-
-
-def callee(binding: Any) -> str | None:
-    op = getattr(binding.value, "op", None)
-    return str(op.global_symbol) if isinstance(op, relax.ExternFunc) else None
+def packed(*operands: Any) -> Any:
+    arguments = [relax.prim_value(int(o)) if isinstance(o, int) else o for o in operands]
+    return relax.Call(relax.ExternFunc(OWN), arguments, ty_args=[relax.AnyType()])
 
 
 def without_barriers(mod: tvm.IRModule) -> tvm.IRModule:
     """Every custom all-reduce is a one-shot that may leave out its exit barrier."""
-    numbers = (
-        ReduceKind.SUM,
-        False,
-        AllReduceStrategy.ONESHOT,
-        CollectiveFlag.NO_EXIT_BARRIER,
-    )
 
-    def change(binding: Any) -> list[Any]:
-        if callee(binding) != CUSTOM:
-            return [binding]
+    def change(binding: Any) -> Any:
+        if packed_name(binding.value) != CUSTOM:
+            return binding
         send, _strategy, recv = binding.value.args
-        call = packed(OWN, send, *(relax.prim_value(int(n)) for n in numbers), recv)
-        return [relax.VarBinding(binding.var, call)]
+        way, flags = AllReduceStrategy.ONESHOT, CollectiveFlag.NO_EXIT_BARRIER
+        call = packed(send, ReduceKind.SUM, False, way, flags, recv)
+        return relax.VarBinding(binding.var, call)
 
-    return changed(mod, change)
-
-
-def with_delays(mod: tvm.IRModule) -> tvm.IRModule:
-    """Any rank may be late before any kernel and any collective."""
-    count = 0
-
-    def change(binding: Any) -> list[Any]:
-        nonlocal count
-        if callee(binding) is None and not isinstance(
-            getattr(binding.value, "op", None), tvm.ir.GlobalVar
-        ):
-            return [binding]
-        count += 1
-        call = packed("tests.race_wait", relax.prim_value(count))
-        return [relax.VarBinding(relax.Var(f"wait{count}", relax.AnyType()), call), binding]
-
-    return changed(mod, change)
+    return changed_main(mod, change)
 
 
 def planned(world: int, *passes: tvm.transform.Pass) -> tvm.IRModule:
@@ -147,7 +100,7 @@ def ours(world: int) -> tvm.IRModule:
     )
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def session(request: pytest.FixtureRequest) -> Iterator[Any]:
     with tvm_ipc.Session(request.param, timeout=60) as session:
         session.import_python_module("tests.end_to_end.race_worker")
@@ -159,7 +112,7 @@ class Runner:
 
     def __init__(self, session: Any, mod: tvm.IRModule, path: Path) -> None:
         with tvm.target.Target("llvm"):
-            lowered = tvm.transform.Sequential(AFTER)(with_delays(mod))
+            lowered = tvm.transform.Sequential([AddDelays(), *AFTER])(mod)
         relax.build(lowered, "llvm", relax_pipeline=None).export_library(str(path))
         self._session = session
         self._main = session.load_vm_module(str(path))["main"]
@@ -186,7 +139,7 @@ class Runner:
 def count_flags(mod: tvm.IRModule, flags: int) -> int:
     (block,) = mod["main"].body.blocks
     return sum(
-        callee(binding) == OWN and int(binding.value.args[FLAGS].value) == flags
+        packed_name(binding.value) == OWN and int(binding.value.args[FLAGS].value) == flags
         for binding in block.bindings
     )
 
@@ -217,20 +170,19 @@ def test_our_plan_is_right_with_the_same_delays(session, tmp_path, request):
 def test_our_plan_is_unsafe_once_it_is_broken(session):
     mod = ours(session.num_workers)
 
-    def at_the_start(binding: Any) -> list[Any]:
+    def at_the_start(binding: Any) -> Any:
         op = getattr(binding.value, "op", None)
         if not isinstance(op, tvm.ir.Op) or op.name != "relax.memory.alloc_tensor":
-            return [binding]
+            return binding
         storage, _offset, *rest = binding.value.args
         call = relax.Call(op, [storage, relax.prim_value(0), *rest], ty_args=binding.value.ty_args)
-        return [relax.VarBinding(binding.var, call)]
+        return relax.VarBinding(binding.var, call)
 
-    def without_any_barrier(binding: Any) -> list[Any]:
-        if callee(binding) not in (CUSTOM, OWN):
-            return [binding]
+    def without_any_barrier(binding: Any) -> Any:
+        if packed_name(binding.value) not in (CUSTOM, OWN):
+            return binding
         send, recv = binding.value.args[0], binding.value.args[-1]
-        call = packed(OWN, send, *map(relax.prim_value, (0, 0, 1, 1)), recv)
-        return [relax.VarBinding(binding.var, call)]
+        return relax.VarBinding(binding.var, packed(send, 0, 0, 1, 1, recv))
 
-    assert len(verify_cross_rank_safety(changed(mod, at_the_start))) >= LAYERS - 2
-    assert len(verify_cross_rank_safety(changed(mod, without_any_barrier))) > 0
+    assert len(verify_cross_rank_safety(changed_main(mod, at_the_start))) >= LAYERS - 2
+    assert len(verify_cross_rank_safety(changed_main(mod, without_any_barrier))) > 0

@@ -27,6 +27,7 @@ import tvm_ipc.pipeline
 from tests.end_to_end.mutations import aliases, mutants, other_kinds, swaps
 from tests.end_to_end.random_branches import BranchProgram
 from tests.end_to_end.schedules import wrongs
+from tests.runtime.tensors_of_ranks import write_each
 from tvm_ipc.transform import VerifyCrossRankSafety, verify_cross_rank_safety
 
 BUDGETS = (None, None, 1 << 30, 0, 3000)
@@ -88,8 +89,7 @@ def check(program: BranchProgram, session: Any) -> None:
         buffers = [session.empty(arrays[0].shape, str(arrays[0].dtype)) for arrays in given]
         buffers.append(session.empty((), "bool"))
         for buffer, arrays in zip(buffers, [*given, map(np.array, conditions)], strict=True):
-            for rank, array in enumerate(arrays):
-                buffer.debug_copy_from(rank, array)
+            write_each(buffer, arrays)
         found = main(*buffers)
         wanted = program.wanted(given, conditions)
         for rank in range(program.world):

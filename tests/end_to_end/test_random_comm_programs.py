@@ -26,13 +26,13 @@ import tvm
 
 import tvm_ipc
 import tvm_ipc.pipeline
-from tests.end_to_end.happens_before import races
 from tests.end_to_end.harness import AddDelays
 from tests.end_to_end.mutations import mutants
 from tests.end_to_end.overlap_cases import Case
 from tests.end_to_end.random_comm import ROWS, Program
 from tests.end_to_end.random_host import HostProgram
 from tests.end_to_end.schedules import wrongs
+from tests.runtime.tensors_of_ranks import put_each, write_each
 from tvm_ipc.comm import KINDS
 from tvm_ipc.transform import VerifyCrossRankSafety, collect_report, verify_cross_rank_safety
 
@@ -102,7 +102,7 @@ def check(
     assert verify_cross_rank_safety(mod) == []
     sizes = ROWS if program.symbolic else (program.rows,)
     for rows in sizes if not options["async_collectives"] else ():
-        assert races(mod, program.world, rows) == []
+        assert wrongs(mod, program.world, rows) == []
     mutate(mod, program.world, sizes[-1], program.seed, most)
     main = session.load_vm_module(executable)["main"]
     reset = session.get_global_func("tests.race_reset")
@@ -112,9 +112,7 @@ def check(
             arguments = []
             for parameter in program.parameters:
                 arrays = parameter.arrays(rows)
-                arguments.append(session.empty(arrays[0].shape, program.dtype))
-                for rank, array in enumerate(arrays):
-                    arguments[-1].debug_copy_from(rank, array)
+                arguments.append(put_each(session, arrays))
             reset(program.seed + round_)
             found = main(*arguments)
             for rank in range(program.world):
@@ -198,8 +196,7 @@ def check_host(
         buffers = [session.empty(arrays[0].shape, "int32") for arrays in given]
         for condition in (True, False):
             for buffer, arrays in zip(buffers, given, strict=True):
-                for rank, array in enumerate(arrays):
-                    buffer.debug_copy_from(rank, array)
+                write_each(buffer, arrays)
             reset(program.seed + round_)
             found = main(*buffers, session.put(np.array(condition)))
             wanted = program.wanted(given, condition)

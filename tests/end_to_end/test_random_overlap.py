@@ -17,7 +17,8 @@ import pytest
 import tvm
 
 import tvm_ipc
-from tests.end_to_end.random_overlap import DTYPE, KINDS, SIZES, OverlapProgram
+from tests.end_to_end.random_overlap import KINDS, SIZES, OverlapProgram
+from tests.runtime.tensors_of_ranks import put_each
 from tvm_ipc.transform import collect_report
 
 WORLDS = (2, 3, 4)
@@ -42,9 +43,7 @@ def check(session: Any, program: OverlapProgram) -> Counter[str]:
         arguments = []
         for parameter in program.parameters:
             arrays = parameter.arrays(n)
-            arguments.append(session.empty(arrays[0].shape, DTYPE))
-            for rank, array in enumerate(arrays):
-                arguments[-1].debug_copy_from(rank, array)
+            arguments.append(put_each(session, arrays))
         for _ in range(2):
             found = main(*arguments, tvm.runtime.ShapeTuple([n]))
         for rank in range(program.world):

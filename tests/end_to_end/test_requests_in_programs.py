@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 import tvm_ipc
+from tests.end_to_end.compare_with_numpy import Example, compare_with_numpy, compiled
 from tvm_ipc import comm
 from tvm_ipc.errors import WorkerError
 from tvm_ipc.transform import collect_report
@@ -41,34 +42,24 @@ def program(waits: str) -> tvm.IRModule:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_memory_of_a_work_is_not_used_before_the_wait(ranks: int, waits: str) -> None:
     with collect_report() as report:
-        compiled = tvm.compile(
-            program(waits), "llvm", relax_pipeline=tvm_ipc.get_pipeline("llvm", ranks)
-        )
+        executable = compiled(program(waits), ranks)
     (plan,) = (plan for plan in report.plans if plan.function == "main")
     work = next(k for k, event in enumerate(plan.events) if "start" in event.text)
     wait = next(k for k, event in enumerate(plan.events) if "tvm_ipc.wait" in event.text)
     of_work = [one for one in plan.tensors if one.first <= work <= one.last]
     assert len(of_work) == 2, plan.tensors
     assert all(one.last >= wait for one in of_work)
-    with tvm_ipc.Session(ranks, threads=True, timeout=60) as session:
-        main = session.load_vm_module(compiled)["main"]
-        buffer = session.empty((COUNT,), "float32")
-        for repetition in range(8):
-            drawn = np.random.default_rng(repetition).integers(0, 3, (ranks, COUNT))
-            xs = drawn.astype("float32")
-            for rank, value in enumerate(xs):
-                buffer.debug_copy_from(rank, value)
-            out = main(buffer)
-            for rank, value in enumerate(xs):
-                wanted = 2 * xs.sum(axis=0) + value**5
-                np.testing.assert_array_equal(session.get(out, rank=rank), wanted)
+
+    def example(repetition: int) -> Example:
+        drawn = np.random.default_rng(repetition).integers(0, 3, (ranks, COUNT))
+        xs = drawn.astype("float32")
+        return xs, [], 2 * xs.sum(axis=0) + xs**5
+
+    compare_with_numpy(executable, ranks, map(example, range(8)))
 
 
 def test_programs_that_post_are_for_so_many_workers() -> None:
-    compiled = tvm.compile(
-        program("directly"), "llvm", relax_pipeline=tvm_ipc.get_pipeline("llvm", 2)
-    )
     session = tvm_ipc.Session(3, threads=True, timeout=60)
     with session, pytest.raises(WorkerError, match="was compiled for 2 workers"):
-        session.load_vm_module(compiled)
+        session.load_vm_module(compiled(program("directly"), 2))
         session.sync()

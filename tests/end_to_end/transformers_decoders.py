@@ -25,9 +25,10 @@ import tvm_ipc
 from tests.end_to_end.placed_programs import put, session_of
 from tests.end_to_end.test_placed_operators import FAST_TO_COMPILE
 from tests.end_to_end.transformers_models import MODELS, error_of, random_model
+from tvm_ipc.models.hf.imported_decoder import Decoder
 from tvm_ipc.models.hf.inplace_kv_cache_update import update_in_place
 from tvm_ipc.models.hf.shard_imported_model import kv_cache_specs
-from tvm_ipc.models.hf.torch_import import Decoder, import_decoder
+from tvm_ipc.models.hf.torch_import import import_decoder
 from tvm_ipc.models.hf.torch_operators import OPERATORS
 from tvm_ipc.spmd import Parallelized
 
@@ -100,9 +101,12 @@ def text(key: str, dtype: str = "float32", **sizes: Any) -> Text:
 
 
 @cache
-def decoder_of(key: str, dtype: str = "float32", workers: int = 1, **sizes: Any) -> Decoder:
+def decoder_of(
+    key: str, dtype: str = "float32", workers: int = 1, shard_experts: bool = False, **sizes: Any
+) -> Decoder:
     """Return a model as it is imported for a number of workers, or others with like heads."""
-    return import_decoder(deepcopy(text(key, dtype, **sizes).model), workers)
+    model = deepcopy(text(key, dtype, **sizes).model)
+    return import_decoder(model, workers, shard_experts=shard_experts)
 
 
 def check(one: Text, decoder: Decoder, made: Parallelized) -> None:

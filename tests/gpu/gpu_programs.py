@@ -47,6 +47,15 @@ def _normed(inputs: list[list[Array]]) -> Array:
     return np.asarray(total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5) * weight)
 
 
+def _chunks(seed: int) -> list[list[Array]]:
+    weight = _whole_numbers(seed + 9, 64, 48)
+    return [[_whole_numbers(seed + r, 5, 1, 16, 64), weight] for r in (0, 1)]
+
+
+def _product_of_chunks(inputs: list[list[Array]]) -> Array:
+    return np.asarray(np.concatenate([x for x, _ in inputs], 1) @ inputs[0][1])
+
+
 @dataclass(frozen=True)
 class Program:
     """A function `main` of one tensor or more, which gives the same tensor on both ranks.
@@ -71,6 +80,8 @@ PROGRAMS = {
     for one in (
         Program("product", _product, _sum_of_products),
         Program("product_in_graph", _product, _sum_of_products, graph=True),
+        Program("chunks", _chunks, _product_of_chunks),
+        Program("chunks_in_graph", _chunks, _product_of_chunks, graph=True),
         Program("layer", _layer, _normed, 1e-4),
         Program("layer_in_graph", _layer, _normed, 1e-4, graph=True),
     )
@@ -144,4 +155,26 @@ def source(name: str) -> Any:
                 R.output(normed)
             return normed
 
+    if name.startswith("chunks"):
+        return _marked_chunks()
     return Product if name.startswith("product") else Layer
+
+
+def _marked_chunks() -> Any:
+    """Five chunks of rows, gathered and multiplied; on GPUs, by two streams in turns."""
+    from tvm import relax
+    from tvm.relax import op
+
+    from tvm_ipc import comm
+
+    mesh, everywhere = comm.Mesh({"d": RANKS}), {"d": comm.Replica()}
+    x = relax.Var("x", relax.TensorType((5, RANKS, 16, 64), "float32"))
+    w = relax.Var("w", relax.TensorType((64, 48), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            mine = builder.emit(comm.place(x, mesh, {"d": comm.Shard(1)}))
+            y = builder.emit(op.matmul(builder.emit(comm.place(mine, mesh, everywhere)), w))
+            out = builder.emit_output(comm.place(y, mesh, everywhere, stream=0))
+        builder.emit_func_output(out)
+    return builder.get()

@@ -34,7 +34,11 @@ OF_ALL_PYTHONS = ("typing-extensions",)
 MOST_BYTES = 64 << 20
 #: In TVM's wheel, what its runtime has no use for; the compiler is 260 MB.
 LEFT_OUT = ("tvm/3rdparty/", "tvm/src/", "tvm/web/", "tvm/include/", "tvm/lib/libtvm_compiler.so")
-TESTS = ("tests/__init__.py", "tests/conftest.py", "tests/gpu", "tests/runtime")
+TESTS = (
+    *("tests/__init__.py", "tests/conftest.py", "tests/child_python.py", "tests/passes_of_tvm.py"),
+    "tests/collective_results.py",
+    *("tests/gpu", "tests/runtime"),
+)
 BENCHMARKS = "*cuda*.py"
 #: Tests of collectives read limits there.
 SOURCES = "tvm_ipc/csrc"

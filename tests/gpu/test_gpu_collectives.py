@@ -37,7 +37,7 @@ def bits(session: tvm_ipc.Session, *arguments: Any) -> list[bytes]:
 @pytest.mark.parametrize("ranks", range(2, 9))
 def test_bits_are_those_of_cpus(ranks: int, dtype: str, opened: Opened) -> None:
     counts = tvm_ffi.Shape(COUNTS)
-    for kind in ReduceKind:
+    for kind in (kind for kind in ReduceKind if kind.takes(dtype)):
         auto = int(AllReduceStrategy.AUTO)
         (wanted,) = set(bits(opened(ranks, True, "cpu"), counts, dtype, int(kind), auto))
         assert set(bits(opened(ranks), counts, dtype, int(kind), auto)) == {wanted}

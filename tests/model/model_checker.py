@@ -146,3 +146,16 @@ def expect(found: Any, wanted: Any, what: str) -> None:
     """Raise unless the data is what it should be."""
     if found != wanted:
         raise WrongError(f"{what} is {found}, not {wanted}")
+
+
+def holds(model: Model, least: int = 10) -> None:
+    """Raise unless nothing is wrong, and more than some states were visited."""
+    verdict = check(model)
+    assert not verdict.wrong, str(verdict)
+    assert verdict.states > least, str(verdict)
+
+
+def fails(model: Model, how: str) -> None:
+    """Raise unless something is wrong in some way."""
+    verdict = check(model)
+    assert verdict.wrong.startswith(how), str(verdict)

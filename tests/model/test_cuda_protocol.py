@@ -7,7 +7,7 @@ import pytest
 
 from tests.model import cuda_model
 from tests.model.cuda_model import Protocol
-from tests.model.model_checker import check
+from tests.model.model_checker import fails, holds
 
 pytestmark = pytest.mark.slow  # explores all interleavings
 
@@ -17,35 +17,29 @@ WAYS = ("push", "root", "pull", "move")
 @pytest.mark.parametrize("first", WAYS)
 @pytest.mark.parametrize("second", WAYS)
 def test_operations_of_two_follow_each_other(first: str, second: str) -> None:
-    verdict = check(cuda_model.operations(2, (first, second, first, first, second)))
-    assert not verdict.wrong, str(verdict)
-    assert verdict.states > 30
+    holds(cuda_model.operations(2, (first, second, first, first, second)), 30)
 
 
 @pytest.mark.parametrize("first", WAYS)
 @pytest.mark.parametrize("second", WAYS)
 def test_operations_of_three_follow_each_other(first: str, second: str) -> None:
-    verdict = check(cuda_model.operations(3, (first, second, first)))
-    assert not verdict.wrong, str(verdict)
-    assert verdict.states > 100
+    holds(cuda_model.operations(3, (first, second, first)), 100)
 
 
 @pytest.mark.parametrize("meeting", ["push", "root"])
 @pytest.mark.parametrize("after", WAYS)
 def test_a_member_leaves_early_until_a_meeting(meeting: str, after: str) -> None:
     for size, more in ((2, ("early", meeting, "move")), (3, ())):
-        verdict = check(cuda_model.operations(size, ("early", meeting, after, *more)))
-        assert not verdict.wrong, str(verdict)
+        holds(cuda_model.operations(size, ("early", meeting, after, *more)))
 
 
 def test_what_stays_has_to_stay_until_a_meeting() -> None:
-    verdict = check(cuda_model.operations(2, ("early", "move")))
-    assert verdict.wrong.startswith("wrong"), str(verdict)
+    fails(cuda_model.operations(2, ("early", "move")), "wrong")
 
 
 def test_a_team_goes_on_after_an_error() -> None:
     sequence = ("push", "broken", "recover", "push", "push", "push")
-    assert not check(cuda_model.operations(2, sequence)).wrong
+    holds(cuda_model.operations(2, sequence))
 
 
 @pytest.mark.parametrize(
@@ -64,5 +58,4 @@ def test_a_team_goes_on_after_an_error() -> None:
     ],
 )
 def test_mutations_are_found(mutation: dict, sequence: tuple[str, ...], how: str) -> None:
-    verdict = check(cuda_model.operations(2, sequence, Protocol(**mutation)))
-    assert verdict.wrong.startswith(how), str(verdict)
+    fails(cuda_model.operations(2, sequence, Protocol(**mutation)), how)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.model import launch_model
 from tests.model.launch_model import Protocol
-from tests.model.model_checker import check
+from tests.model.model_checker import fails, holds
 
 pytestmark = pytest.mark.slow  # explores all interleavings
 
@@ -39,8 +39,7 @@ def with_calls(program: Sequence[str]) -> Iterator[tuple[str, ...]]:
 @pytest.mark.parametrize("programs", TOGETHER)
 def test_nobody_hangs(programs: tuple[tuple[str, ...], ...]) -> None:
     for calls in itertools.product(*map(with_calls, programs)):
-        verdict = check(launch_model.launches(calls))
-        assert not verdict.wrong, f"{calls}\n{verdict}"
+        holds(launch_model.launches(calls))
 
 
 def test_messages_of_two_do_not_care_for_a_third() -> None:
@@ -49,13 +48,11 @@ def test_messages_of_two_do_not_care_for_a_third() -> None:
     third.free()
     cells = {**pair.cells, ("given", 2): 0, ("done", 2): 0}
     programs = {**pair.programs, "thread 2": third.thread}
-    assert not check(launch_model.Model(cells, programs)).wrong
+    holds(launch_model.Model(cells, programs))
 
 
 def test_three_ranks() -> None:
-    verdict = check(launch_model.launches([("all", "free"), ("free", "all"), ("all", "free")]))
-    assert not verdict.wrong, str(verdict)
-    assert verdict.states > 1000
+    holds(launch_model.launches([("all", "free"), ("free", "all"), ("all", "free")]), 1000)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +67,8 @@ def test_three_ranks() -> None:
     ],
 )
 def test_mutations_are_found(mutation: dict, programs: tuple[tuple[str, ...], ...]) -> None:
-    assert not check(launch_model.launches(programs)).wrong
-    verdict = check(launch_model.launches(programs, Protocol(**mutation)))
-    assert verdict.wrong.startswith("deadlock"), str(verdict)
+    holds(launch_model.launches(programs))
+    fails(launch_model.launches(programs, Protocol(**mutation)), "deadlock")
 
 
 def test_a_call_of_a_rank_outside_of_the_team_may_still_come_between() -> None:
@@ -82,5 +78,4 @@ def test_a_call_of_a_rank_outside_of_the_team_may_still_come_between() -> None:
     third.free()
     cells = {**team.cells, ("given", 2): 0, ("done", 2): 0}
     programs = {**team.programs, "thread 2": third.thread}
-    verdict = check(launch_model.Model(cells, programs))
-    assert verdict.wrong.startswith("deadlock")
+    fails(launch_model.Model(cells, programs), "deadlock")

@@ -21,20 +21,9 @@ from tests.model import (
     steps_model,
     traces,
 )
-from tests.model.model_checker import Model, Step, check, expect
+from tests.model.model_checker import Model, Step, check, expect, fails, holds
 
 pytestmark = pytest.mark.slow  # explores all interleavings
-
-
-def holds(model: Model) -> None:
-    verdict = check(model)
-    assert not verdict.wrong, str(verdict)
-    assert verdict.states > 10
-
-
-def fails(model: Model, how: str) -> None:
-    verdict = check(model)
-    assert verdict.wrong.startswith(how), str(verdict)
 
 
 # ---- the checker itself ---------------------------------------------------------------------

@@ -11,20 +11,9 @@ import dataclasses
 import pytest
 
 from tests.model import flush_model, internode_ring_model, slice_leaders_model
-from tests.model.model_checker import Model, check
+from tests.model.model_checker import fails, holds
 
 pytestmark = pytest.mark.slow  # explores all interleavings
-
-
-def holds(model: Model) -> None:
-    verdict = check(model)
-    assert not verdict.wrong, str(verdict)
-    assert verdict.states > 1000
-
-
-def fails(model: Model, how: str) -> None:
-    verdict = check(model)
-    assert verdict.wrong.startswith(how), str(verdict)
 
 
 def names(protocol: type) -> set[str]:
@@ -46,7 +35,7 @@ WIRE = {
 
 
 def test_what_two_threads_post_is_moved_and_the_engine_wakes_for_it() -> None:
-    holds(internode_ring_model.wire())
+    holds(internode_ring_model.wire(), 1000)
 
 
 @pytest.mark.parametrize(("mutation", "how"), WIRE.items())
@@ -66,7 +55,7 @@ TWICE = {"takes_this_generation_only", "skips_what_was_posted"}
     ids=["one way", "both ways"],
 )
 def test_nothing_of_before_arrives_after_a_recovery(tags: flush_model.Tags, rounds: int) -> None:
-    holds(flush_model.recovery(tags=tags, rounds=rounds))
+    holds(flush_model.recovery(tags=tags, rounds=rounds), 1000)
 
 
 @pytest.mark.parametrize("mutation", sorted(names(flush_model.Protocol) - TWICE))
@@ -76,7 +65,7 @@ def test_each_part_of_a_flush_is_needed(mutation: str) -> None:
 
 def test_old_posts_are_left_out_twice_and_once_is_enough() -> None:
     for mutation in TWICE:
-        holds(flush_model.recovery(flush_model.Protocol(**{mutation: False})))
+        holds(flush_model.recovery(flush_model.Protocol(**{mutation: False})), 1000)
     fails(flush_model.recovery(flush_model.Protocol(**dict.fromkeys(TWICE, False))), "wrong: ")
 
 
@@ -101,12 +90,20 @@ LANES = {
 }
 
 
-WAYS = [{}, TWO_HOPS, {"middle": 1, "pieces": 2}, PHASES, FOR_ONE, {**TWO_HOPS, **FOR_ONE}]
+WAYS = [
+    {},
+    {"members": (2, 2)},
+    TWO_HOPS,
+    {"middle": 1, "pieces": 2},
+    PHASES,
+    FOR_ONE,
+    {**TWO_HOPS, **FOR_ONE},
+]
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
 def test_members_of_two_nodes_get_all_of_each_piece(how: dict) -> None:
-    holds(slice_leaders_model.reduction(**how))
+    holds(slice_leaders_model.reduction(**how), 1000)
 
 
 def test_nodes_that_disagree_for_whom_a_reduction_is_find_that_out() -> None:

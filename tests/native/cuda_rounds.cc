@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "collective_calls.h"
 #include "expect.h"
 
 namespace tvm_ipc {
@@ -41,16 +42,18 @@ void DoAll(Rank& rank, TeamId team, const std::vector<int>& ranks, size_t count,
   OnDevice same(rank, count, in_arena);
   for (int strategy = 0; strategy <= 3; ++strategy) {
     same.Put(std::vector<int32_t>(count, -1));
-    endpoint.AllReduce(send.buffer, ReduceKind::kSum, team, static_cast<Strategy>(strategy), 0,
-                       same.buffer);
+    On(endpoint).AllReduce(send.buffer, ReduceKind::kSum, team, static_cast<Strategy>(strategy), 0,
+                           same.buffer);
     EXPECT(same.Get() == sums, "all-reduce of ", count, " by strategy ", strategy);
   }
   same.Put(mine);
-  endpoint.AllReduce(same.buffer, ReduceKind::kSum, team, Strategy::kAuto, kNoExitBarrier,
-                     same.buffer);
+  On(endpoint).AllReduce(same.buffer, ReduceKind::kSum, team, Strategy::kAuto, kNoExitBarrier,
+                         same.buffer);
   EXPECT(same.Get() == sums, "all-reduce in place of ", count);
+  endpoint.Clear(same.buffer);
+  EXPECT(same.Get() == std::vector<int32_t>(count, 0), "zeros of ", count);
   OnDevice whole(rank, count * n, in_arena);
-  endpoint.AllGather(send.buffer, team, 0, whole.buffer);
+  On(endpoint).AllGather(send.buffer, team, 0, whole.buffer);
   std::vector<int32_t> all;
   for (int r : ranks) {
     const std::vector<int32_t> part = Values(r, count);
@@ -60,22 +63,22 @@ void DoAll(Rank& rank, TeamId team, const std::vector<int>& ranks, size_t count,
   for (size_t root : {size_t{0}, n - 1}) {
     const bool is_root = me == root;
     const int place = static_cast<int>(root);
-    endpoint.Broadcast(is_root ? &send.buffer : nullptr, place, team, 0, same.buffer);
+    On(endpoint).Broadcast(is_root ? &send.buffer : nullptr, place, team, 0, same.buffer);
     EXPECT(same.Get() == Values(ranks[root], count), "broadcast of ", count);
     whole.Put(is_root ? Values(rank.id(), count * n) : std::vector<int32_t>(count * n, -2));
-    endpoint.Scatter(is_root ? &whole.buffer : nullptr, place, team, 0, same.buffer);
+    On(endpoint).Scatter(is_root ? &whole.buffer : nullptr, place, team, 0, same.buffer);
     EXPECT(same.Get() == Values(ranks[root], count, me * count), "scatter of ", count);
-    endpoint.Gather(send.buffer, place, team, 0, is_root ? &whole.buffer : nullptr);
+    On(endpoint).Gather(send.buffer, place, team, 0, is_root ? &whole.buffer : nullptr);
     if (is_root) EXPECT(whole.Get() == all, "gather of ", count);
-    endpoint.Reduce(send.buffer, ReduceKind::kSum, place, team, 0,
-                    is_root ? &same.buffer : nullptr);
+    On(endpoint).Reduce(send.buffer, ReduceKind::kSum, place, team, 0,
+                        is_root ? &same.buffer : nullptr);
     if (is_root) EXPECT(same.Get() == sums, "reduce of ", count);
   }
   whole.Put(Values(rank.id(), count * n));
-  endpoint.ReduceScatter(whole.buffer, ReduceKind::kSum, team, kNoExitBarrier, same.buffer);
+  On(endpoint).ReduceScatter(whole.buffer, ReduceKind::kSum, team, kNoExitBarrier, same.buffer);
   EXPECT(same.Get() == Sums(ranks, count, me * count), "reduce-scatter of ", count);
   OnDevice other(rank, count * n, in_arena);
-  endpoint.AllToAll(whole.buffer, {}, team, 0, other.buffer);
+  On(endpoint).AllToAll(whole.buffer, {}, team, 0, other.buffer);
   all.clear();
   for (int r : ranks) {
     const std::vector<int32_t> part = Values(r, count, me * count);
@@ -84,8 +87,8 @@ void DoAll(Rank& rank, TeamId team, const std::vector<int>& ranks, size_t count,
   EXPECT(other.Get() == all, "all-to-all of ", count);
   // Two inputs that stay as they are: nobody waits, unless both are copied to the same place.
   OnDevice second(rank, Values(rank.id() + 5, count), in_arena);
-  endpoint.AllGather(send.buffer, team, kNoExitBarrier, whole.buffer);
-  endpoint.AllGather(second.buffer, team, kNoExitBarrier, other.buffer);
+  On(endpoint).AllGather(send.buffer, team, kNoExitBarrier, whole.buffer);
+  On(endpoint).AllGather(second.buffer, team, kNoExitBarrier, other.buffer);
   std::vector<int32_t> firsts;
   all.clear();
   for (int r : ranks) {
@@ -97,7 +100,7 @@ void DoAll(Rank& rank, TeamId team, const std::vector<int>& ranks, size_t count,
   EXPECT(whole.Get() == firsts && other.Get() == all, "all-gathers without an end, of ", count);
   Sources sources(n, -1);  // to the next one, but the first gets nothing
   for (size_t i = 1; i < n; ++i) sources[i] = static_cast<int64_t>(i) - 1;
-  endpoint.Permute(send.buffer, sources, team, 0, same.buffer);
+  On(endpoint).Permute(send.buffer, sources, team, 0, same.buffer);
   EXPECT(same.Get() == (me == 0 ? std::vector<int32_t>(count, 0) : Values(ranks[me - 1], count)),
          "permute of ", count);
   // Member i gives i + j + count elements to member j.
@@ -117,7 +120,7 @@ void DoAll(Rank& rank, TeamId team, const std::vector<int>& ranks, size_t count,
   }
   OnDevice uneven(rank, Values(rank.id(), given), in_arena);
   OnDevice came(rank, taken, in_arena);
-  endpoint.AllToAll(uneven.buffer, parts, team, 0, came.buffer);
+  On(endpoint).AllToAll(uneven.buffer, parts, team, 0, came.buffer);
   EXPECT(came.Get() == all, "uneven all-to-all of ", count);
   if (count == 0) return;
   // What peers show, read and reduced.
@@ -159,8 +162,8 @@ void DoNorm(Rank& rank) {
   OnDevice weight(rank, {bits.begin(), bits.begin() + row}, false);
   OnDevice sum(rank, count, false), norm(rank, count, false);
   for (OnDevice* one : {&send, &residual, &weight, &sum, &norm}) one->buffer.type = kFloat32;
-  rank.endpoint().AllReduceNorm(send.buffer, residual.buffer, {weight.buffer, nullptr, 0.0}, kWorld,
-                                Strategy::kAuto, 0, sum.buffer, norm.buffer);
+  On(rank).AllReduceNorm(send.buffer, residual.buffer, {weight.buffer, nullptr, 0.0}, kWorld,
+                         Strategy::kAuto, 0, sum.buffer, norm.buffer);
   bits = sum.Get();
   std::vector<float> sums(count), norms(count);
   memcpy(sums.data(), bits.data(), count * sizeof(float));

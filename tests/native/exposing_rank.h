@@ -114,8 +114,8 @@ class RandomExposer {
     const ElementType type{0, 32, 1};
     int32_t mine = rank_.id();
     int32_t sum = -1;
-    rank_.endpoint().AllReduce({&mine, 1, type}, ReduceKind::kSum, team_, Strategy::kAuto, 0,
-                               {&sum, 1, type});
+    On(rank_).AllReduce({&mine, 1, type}, ReduceKind::kSum, team_, Strategy::kAuto, 0,
+                        {&sum, 1, type});
     int32_t wanted = 0;
     for (int member : members_) wanted += member;
     EXPECT(sum == wanted, sum);

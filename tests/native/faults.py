@@ -108,8 +108,8 @@ FAULTS = [
     Fault(
         "what is shown is read where it lies in the reader",
         "shm/exposed_buffers.cc",
-        "rank.segments()->base(barrier.rank(index))",
-        "rank.segments()->base(rank.id())",
+        "rank_.segments()->base(barrier.rank(index))",
+        "rank_.segments()->base(rank_.id())",
         "exposed_buffers_stress",
     ),
     # ---- waits
@@ -309,8 +309,8 @@ FAULTS = [
     Fault(
         "no exit step where inputs were read in place",
         "shm/allreduce.cc",
-        "if (in_place_reads && !(call.descriptor.flags",
-        "if (false && in_place_reads && !(call.descriptor.flags",
+        "if (in_place_reads && !no_exit) team.Enter(reduction.descriptor);",
+        "static_cast<void>(no_exit);",
         STRESS,
         THREAD,
     ),
@@ -325,8 +325,8 @@ FAULTS = [
     Fault(
         "a rank's own slice is taken for everybody's",
         "shm/allreduce.cc",
-        "call.sink.Copy(at + start, team.buffer(i), end - start);",
-        "call.sink.Copy(at + start, team.buffer(team.index()), end - start);",
+        "reduction.sink.Copy(at + start, team.buffer(i), end - start);",
+        "reduction.sink.Copy(at + start, team.buffer(team.index()), end - start);",
         STRESS,
     ),
     Fault(
@@ -354,7 +354,7 @@ FAULTS = [
         "no exit step after a gather in place",
         "shm/data_movement_collectives.cc",
         "if (in_place && !no_exit) team.Enter(move.descriptor);",
-        "if (in_place && !left && false) team.Enter(move.descriptor);",
+        "static_cast<void>(no_exit);",
         STRESS,
         THREAD,
     ),
@@ -375,8 +375,8 @@ FAULTS = [
     Fault(
         "the root of a gather is the member after it",
         "shm/data_movement_collectives.cc",
-        "const bool receives = team.index() == root;",
-        "const bool receives = team.index() == (root + 1) % team.size();",
+        "const bool receives = team.index() == call.root;",
+        "const bool receives = team.index() == (call.root + 1) % team.size();",
         STRESS,
     ),
     Fault(
@@ -394,15 +394,15 @@ FAULTS = [
         STRESS,
     ),
     Fault(
-        "the sources of a permute are not compared",
-        "shm/data_movement_collectives.cc",
-        "  mine.layout_hash = HashOf(sources);\n",
-        "",
+        "the sources of a permute and the parts of an all-to-all are not compared",
+        "core/collective_call.cc",
+        "descriptor.layout_hash = HashOf(call.layout);",
+        "descriptor.layout_hash = HashOf({1});",
         STRESS,
     ),
     Fault(
         "two lists have the same hash if their last numbers are the same",
-        "core/collective_step_barrier.cc",
+        "core/collective_call.cc",
         "hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;",
         "hash = static_cast<uint64_t>(number) * 1099511628211u;",
         STRESS,
@@ -433,21 +433,21 @@ FAULTS = [
     Fault(
         "no exit step where the parts of others were read in place",
         "shm/all_to_all.cc",
-        "if (!(flags & kNoExitBarrier)) team.Enter(mine);",
+        "if (!(call.flags & kNoExitBarrier)) team.Enter(mine);",
         "",
         STRESS,
         THREAD,
     ),
     Fault(
         "parts that others take are not counted in a staging buffer",
-        "shm/all_to_all_layout.h",
+        "core/all_to_all_layout.h",
         "for (int j = 0; j < to; ++j) bytes += piece(from, j, at, most);",
         "for (int j = 0; j < to; ++j) bytes += part(from, j);",
         STRESS,
     ),
     Fault(
         "a large part is cut where it is longer than a rank's own ones",
-        "shm/all_to_all_layout.h",
+        "core/all_to_all_layout.h",
         "if (i != j) longest = std::max(longest, part(i, j));",
         "if (i != j && i < 1) longest = std::max(longest, part(i, j));",
         STRESS,
@@ -455,7 +455,7 @@ FAULTS = [
     Fault(
         "no exit step where a rank's part was reduced in place",
         "shm/reduce_scatter.cc",
-        "if (!(flags & kNoExitBarrier)) team.Enter(mine);",
+        "if (!(call.flags & kNoExitBarrier)) team.Enter(mine);",
         "",
         STRESS,
         THREAD,
@@ -469,13 +469,9 @@ FAULTS = [
     ),
     Fault(
         "a packet is filled one too early",
-        "shm/point_to_point.cc",
-        """    ++packet;
-    AwaitMessage(rank, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
-    CopyBytes""",
-        """    ++packet;
-    AwaitMessage(rank, channel.taken, packet - 3, channel.sender_sleeps, mine, "send to", receiver);
-    CopyBytes""",
+        "core/point_to_point_waits_and_errors.h",
+        "AwaitTaken(++packet_ - 2);",
+        "AwaitTaken(++packet_ - 3);",
         STRESS,
         THREAD,
     ),
@@ -483,9 +479,9 @@ FAULTS = [
         "a packet is given back before it is read",
         "shm/point_to_point.cc",
         """    CopyBytes(recv.begin() + at, from, bytes, recv.bytes() >= kStreamBytes);
-    Publish(channel.taken, packet, channel.sender_sleeps);
+    message.PublishTaken();
 """,
-        """    Publish(channel.taken, packet, channel.sender_sleeps);
+        """    message.PublishTaken();
     CopyBytes(recv.begin() + at, from, bytes, recv.bytes() >= kStreamBytes);
 """,
         STRESS,
@@ -494,10 +490,8 @@ FAULTS = [
     Fault(
         "a sender does not wait until its memory was read",
         "shm/point_to_point.cc",
-        """    publish();
-    AwaitMessage(rank, channel.taken, packet, channel.sender_sleeps, mine, "send to", receiver);
-""",
-        "    publish();\n",
+        "    return message.AwaitTaken();\n",
+        "    return;\n",
         STRESS,
         THREAD,
     ),
@@ -862,7 +856,7 @@ FAULTS = [
         "partial sums are rounded",
         "shm/reduce_in_groups_round_once.cc",
         "representation_ = Representation::kFloat;\n",
-        "way_ = Way::kSame;\n",
+        "representation_ = Representation::kSame;\n",
         "partial_reduction",
     ),
     Fault(

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "collective_calls.h"
 #include "core/rank_runtime_state.h"
 #include "expect.h"
 #include "shm/reduce_in_groups_round_once.h"
@@ -77,30 +78,32 @@ class InternodeBytes {
     const Buffer all{three.data(), n_ * count_, type_};
     switch (act_) {
       case kAllReduce:
-        return endpoint.AllReduce(send, ReduceKind::kSum, team, Strategy::kAuto, 0, recv);
+        return On(endpoint).AllReduce(send, ReduceKind::kSum, team, Strategy::kAuto, 0, recv);
       case kAllReduceNorm: {
         const Norm norm{{four.data(), kUnit, type_}, nullptr, 1e-5};
         const Buffer out{three.data(), count_, type_}, residual{two.data(), count_, type_};
         const Buffer rows{four.data() + kUnit * width(), count_, type_};
-        return endpoint.AllReduceNorm(send, residual, norm, team, Strategy::kAuto, 0, out, rows);
+        return On(endpoint).AllReduceNorm(send, residual, norm, team, Strategy::kAuto, 0, out,
+                                          rows);
       }
       case kReduceScatter:
-        return endpoint.ReduceScatter(send, ReduceKind::kSum, team, 0,
-                                      {two.data(), count_ / n_, type_});
+        return On(endpoint).ReduceScatter(send, ReduceKind::kSum, team, 0,
+                                          {two.data(), count_ / n_, type_});
       case kReduce:
-        return endpoint.Reduce(send, ReduceKind::kSum, root, team, 0, is_root ? &recv : nullptr);
+        return On(endpoint).Reduce(send, ReduceKind::kSum, root, team, 0,
+                                   is_root ? &recv : nullptr);
       case kAllGather:
-        return endpoint.AllGather(send, team, 0, all);
+        return On(endpoint).AllGather(send, team, 0, all);
       case kBroadcast:
-        return endpoint.Broadcast(is_root ? &send : nullptr, root, team, 0, recv);
+        return On(endpoint).Broadcast(is_root ? &send : nullptr, root, team, 0, recv);
       case kScatter:
-        return endpoint.Scatter(is_root ? &all : nullptr, root, team, 0, recv);
+        return On(endpoint).Scatter(is_root ? &all : nullptr, root, team, 0, recv);
       case kGather:
-        return endpoint.Gather(send, root, team, 0, is_root ? &all : nullptr);
+        return On(endpoint).Gather(send, root, team, 0, is_root ? &all : nullptr);
       case kAllToAll:
-        return endpoint.AllToAll({one.data(), n_ * count_, type_}, {}, team, 0, all);
+        return On(endpoint).AllToAll({one.data(), n_ * count_, type_}, {}, team, 0, all);
       case kPermute:
-        return endpoint.Permute(send, sources_, team, 0, recv);
+        return On(endpoint).Permute(send, sources_, team, 0, recv);
       case kActs:
         break;
     }

@@ -33,7 +33,7 @@ class InternodeOperation {
     static const size_t counts[] = {0, 1, 3, 100, 4000, 5003, 20000, 70001, 200003};
     act_ = Draw(kActs);
     type_ = types[Draw(13)];
-    kind_ = static_cast<ReduceKind>(Draw(5));
+    kind_ = static_cast<ReduceKind>(Draw(8));
     if (FindReduce(type_, kind_) == nullptr) kind_ = ReduceKind::kSum;
     count_ = counts[Draw(9)];
     // The world, the teams of the test, and now and then a group.
@@ -53,7 +53,7 @@ class InternodeOperation {
   void Sum(size_t count) const {
     std::vector<float> ones(count, 1);
     const Buffer buffer{ones.data(), count, {2, 32, 1}};
-    rank_.endpoint().AllReduce(buffer, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, buffer);
+    On(rank_).AllReduce(buffer, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, buffer);
     for (float one : ones) EXPECT(one == static_cast<float>(rank_.num_ranks()));
   }
 
@@ -207,8 +207,8 @@ class InternodeOperation {
     const Memory send(*this, count_), other(*this, count_);
     const Memory& recv = in_place_ ? send : other;
     send.Fill(Sent(me_, 0, count_));
-    endpoint().AllReduce(send.buffer(), kind_, team_, static_cast<Strategy>(seed_ % 4), 0,
-                         recv.buffer());
+    On(endpoint())
+        .AllReduce(send.buffer(), kind_, team_, static_cast<Strategy>(seed_ % 4), 0, recv.buffer());
     ExpectReduced(recv.buffer(), 0, "allreduce");
   }
 
@@ -217,7 +217,7 @@ class InternodeOperation {
     const Memory& recv = in_place_ ? send : other;
     send.Fill(Sent(me_, 0, count_));
     const Buffer result = recv.buffer();
-    endpoint().Reduce(send.buffer(), kind_, root_, team_, 0, me_ == root_ ? &result : nullptr);
+    On(endpoint()).Reduce(send.buffer(), kind_, root_, team_, 0, me_ == root_ ? &result : nullptr);
     if (me_ == root_) ExpectReduced(result, 0, "reduce");
   }
 
@@ -226,7 +226,7 @@ class InternodeOperation {
     const Memory send(*this, part * static_cast<size_t>(n_)), other(*this, part);
     const Buffer recv = in_place_ ? send.part(mine, part) : other.buffer();
     send.Fill(Sent(me_, 0, part * static_cast<size_t>(n_)));
-    endpoint().ReduceScatter(send.buffer(), kind_, team_, 0, recv);
+    On(endpoint()).ReduceScatter(send.buffer(), kind_, team_, 0, recv);
     ExpectReduced(recv, mine, "reduce_scatter");
   }
 
@@ -235,7 +235,7 @@ class InternodeOperation {
     const Memory other(*this, part), recv(*this, part * static_cast<size_t>(n_));
     const Buffer send = in_place_ ? recv.part(mine, part) : other.buffer();
     (in_place_ ? recv : other).Fill(Sent(me_, 0, part), in_place_ ? mine : 0);
-    endpoint().AllGather(send, team_, 0, recv.buffer());
+    On(endpoint()).AllGather(send, team_, 0, recv.buffer());
     for (int i = 0; i < n_; ++i) {
       ExpectBytes(recv.part(static_cast<size_t>(i) * part, part), Sent(i, 0, part), "allgather");
     }
@@ -246,7 +246,7 @@ class InternodeOperation {
     const Memory& recv = in_place_ ? send : other;
     if (me_ == root_) send.Fill(Sent(me_, 0, count_));
     const Buffer source = send.buffer();
-    endpoint().Broadcast(me_ == root_ ? &source : nullptr, root_, team_, 0, recv.buffer());
+    On(endpoint()).Broadcast(me_ == root_ ? &source : nullptr, root_, team_, 0, recv.buffer());
     ExpectBytes(recv.buffer(), Sent(root_, 0, count_), "broadcast");
   }
 
@@ -256,7 +256,7 @@ class InternodeOperation {
     if (me_ == root_) send.Fill(Sent(me_, 0, part * static_cast<size_t>(n_)));
     const Buffer source = send.buffer();
     const Buffer recv = in_place_ ? send.part(mine, part) : other.buffer();
-    endpoint().Scatter(me_ == root_ ? &source : nullptr, root_, team_, 0, recv);
+    On(endpoint()).Scatter(me_ == root_ ? &source : nullptr, root_, team_, 0, recv);
     ExpectBytes(recv, Sent(root_, mine, part), "scatter");
   }
 
@@ -265,7 +265,7 @@ class InternodeOperation {
     const Memory send(*this, part), recv(*this, part * static_cast<size_t>(n_));
     send.Fill(Sent(me_, 0, part));
     const Buffer result = recv.buffer();
-    endpoint().Gather(send.buffer(), root_, team_, 0, me_ == root_ ? &result : nullptr);
+    On(endpoint()).Gather(send.buffer(), root_, team_, 0, me_ == root_ ? &result : nullptr);
     for (int i = 0; me_ == root_ && i < n_; ++i) {
       ExpectBytes(recv.part(static_cast<size_t>(i) * part, part), Sent(i, 0, part), "gather");
     }
@@ -291,7 +291,7 @@ class InternodeOperation {
     for (size_t i = 0; i < n; ++i) taken += part(i, me);
     const Memory send(*this, before(me, n)), recv(*this, taken);
     send.Fill(Sent(me_, 0, before(me, n)));
-    endpoint().AllToAll(send.buffer(), parts, team_, 0, recv.buffer());
+    On(endpoint()).AllToAll(send.buffer(), parts, team_, 0, recv.buffer());
     size_t at = 0;
     for (size_t i = 0; i < n; ++i) {
       ExpectBytes(recv.part(at, part(i, me)), Sent(static_cast<int>(i), before(i, me), part(i, me)),
@@ -308,7 +308,7 @@ class InternodeOperation {
     }
     const Memory send(*this, count_), recv(*this, count_);
     send.Fill(Sent(me_, 0, count_));
-    endpoint().Permute(send.buffer(), sources, team_, 0, recv.buffer());
+    On(endpoint()).Permute(send.buffer(), sources, team_, 0, recv.buffer());
     const int64_t source = sources[me_];
     ExpectBytes(recv.buffer(),
                 source < 0 ? std::vector<uint8_t>(count_ * width())
@@ -348,9 +348,11 @@ class InternodeOperation {
     residual.Fill(as.Sent(0, 1 << 20, count));
     weight.Fill(as.Sent(0, 1 << 21, row));
     const Norm how{weight.buffer(), nullptr, 1e-5};
-    endpoint().AllReduceNorm(send.buffer(), residual.buffer(), how, team_, Strategy::kAuto, 0,
-                             out.buffer(), norm.buffer());
-    endpoint().AllReduce(send.buffer(), ReduceKind::kSum, team_, Strategy::kAuto, 0, sum.buffer());
+    On(endpoint())
+        .AllReduceNorm(send.buffer(), residual.buffer(), how, team_, Strategy::kAuto, 0,
+                       out.buffer(), norm.buffer());
+    On(endpoint())
+        .AllReduce(send.buffer(), ReduceKind::kSum, team_, Strategy::kAuto, 0, sum.buffer());
     const void* both[] = {sum.buffer().data, residual.buffer().data};
     const bool inside = n_ > 1 && type.bits == 32 && AllHere();
     RequireReduce("test", type, ReduceKind::kSum)(expected.buffer().data, both, 2, count, false);

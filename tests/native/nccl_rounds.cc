@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collective_calls.h"
 #include "core/current_stream_hooks.h"
 #include "core/teams.h"
 #include "nccl_values.h"
@@ -50,37 +51,37 @@ void DoAll(Rank& rank, const Members& team, ElementType type, size_t count, uint
     const auto kind = static_cast<ReduceKind>(k);
     if (!Averages(type, kind)) continue;
     auto expected = [&](size_t i) { return reduced(kind, i); };
-    endpoint.AllReduce(send, kind, team.id, Strategy::kAuto, 0, recv);
+    On(endpoint).AllReduce(send, kind, team.id, Strategy::kAuto, 0, recv);
     endpoint.Settle();
     recv.Expect("allreduce", expected);
     in_place.Fill(mine);
-    endpoint.AllReduce(in_place, kind, team.id, Strategy::kDefault, 0, in_place);
-    endpoint.Reduce(send, kind, root, team.id, 0, &recv.buffer());
+    On(endpoint).AllReduce(in_place, kind, team.id, Strategy::kDefault, 0, in_place);
+    On(endpoint).Reduce(send, kind, root, team.id, 0, &recv.buffer());
     OnDevice part(rank, type, count);
-    endpoint.ReduceScatter(parts, kind, team.id, 0, part);
+    On(endpoint).ReduceScatter(parts, kind, team.id, 0, part);
     endpoint.Settle();
     in_place.Expect("allreduce in place", expected);
     if (static_cast<size_t>(root) == team.me) recv.Expect("reduce", expected);
     part.Expect("reduce_scatter", [&](size_t i) { return reduced(kind, team.me * count + i); });
   }
   auto from_all = [&](size_t i) { return number(i / count, i % count); };
-  endpoint.AllGather(send, team.id, 0, all);
+  On(endpoint).AllGather(send, team.id, 0, all);
   endpoint.Settle();
   all.Expect("allgather", from_all);
   const Buffer own = all.Slice(team.me * count, count);
-  endpoint.AllGather(own, team.id, 0, all);
-  endpoint.Broadcast(&send.buffer(), root, team.id, 0, recv);
+  On(endpoint).AllGather(own, team.id, 0, all);
+  On(endpoint).Broadcast(&send.buffer(), root, team.id, 0, recv);
   endpoint.Settle();
   all.Expect("allgather in place", from_all);
   recv.Expect("broadcast", [&](size_t i) { return number(static_cast<size_t>(root), i); });
   const bool is_root = team.me == static_cast<size_t>(root);
-  endpoint.Scatter(is_root ? &parts.buffer() : nullptr, root, team.id, 0, recv);
-  endpoint.Gather(send, root, team.id, 0, is_root ? &all.buffer() : nullptr);
+  On(endpoint).Scatter(is_root ? &parts.buffer() : nullptr, root, team.id, 0, recv);
+  On(endpoint).Gather(send, root, team.id, 0, is_root ? &all.buffer() : nullptr);
   endpoint.Settle();
   recv.Expect("scatter",
               [&](size_t i) { return number(static_cast<size_t>(root), team.me * count + i); });
   all.Expect("gather", from_all);
-  endpoint.AllToAll(parts, {}, team.id, 0, all);
+  On(endpoint).AllToAll(parts, {}, team.id, 0, all);
   endpoint.Settle();
   all.Expect("all_to_all",
              [&](size_t i) { return number(i / count, team.me * count + i % count); });
@@ -88,7 +89,7 @@ void DoAll(Rank& rank, const Members& team, ElementType type, size_t count, uint
   for (size_t k = 0; k < n; ++k) {
     sources[k] = k == seed % n ? -1 : static_cast<int64_t>((k + seed) % n);
   }
-  endpoint.Permute(send, sources, team.id, 0, recv);
+  On(endpoint).Permute(send, sources, team.id, 0, recv);
   endpoint.Settle();
   recv.Expect("permute", [&](size_t i) {
     return sources[team.me] < 0 ? 0 : number(static_cast<size_t>(sources[team.me]), i);
@@ -99,6 +100,9 @@ void DoAll(Rank& rank, const Members& team, ElementType type, size_t count, uint
   endpoint.Settle();
   recv.Expect("copy", mine);
   EXPECT(memcmp(numbers.buffer().data, &written, sizeof(written)) == 0);
+  endpoint.Clear(recv);
+  endpoint.Settle();
+  recv.Expect("zeros", [](size_t) { return 0; });
 }
 
 void DoUnequalParts(Rank& rank, const Members& team, uint64_t seed) {
@@ -121,7 +125,7 @@ void DoUnequalParts(Rank& rank, const Members& team, uint64_t seed) {
   }
   EXPECT(out.size() == given);
   send.Fill([&](size_t i) { return out[i]; });
-  rank.endpoint().AllToAll(send, parts, team.id, 0, recv);
+  On(rank).AllToAll(send, parts, team.id, 0, recv);
   rank.endpoint().Settle();
   recv.Expect("all_to_all of parts", [&](size_t i) { return in[i]; });
 }
@@ -175,7 +179,7 @@ void DoMessages(Rank& rank, uint64_t seed) {
 void SumWorld(Rank& rank) {
   OnDevice send(rank, kFloat32, 1000), recv(rank, kFloat32, 1000);
   send.Fill([](size_t) { return 1; });
-  rank.endpoint().AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, recv);
+  On(rank).AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, recv);
   rank.endpoint().Settle();
   recv.Expect("allreduce", [&](size_t) { return static_cast<double>(rank.num_ranks()); });
 }
@@ -188,7 +192,7 @@ void DoTwoStreams(Rank& rank) {
   double sum = 1;
   for (int i = 0; i < 7; ++i) {
     ProgramStreams().use(2, rank.id(), streams[i % 2]);
-    rank.endpoint().AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, send);
+    On(rank).AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, send);
     sum *= rank.num_ranks();
   }
   rank.endpoint().Settle();
@@ -214,7 +218,7 @@ void DoGraphs(Rank& rank, bool stuck) {
   Drive<void**, unsigned>("cuStreamCreate", &other, 1u);
   auto gate = std::make_unique<Gate>(other);
   ProgramStreams().use(2, rank.id(), other);
-  rank.endpoint().AllReduce(flying, ReduceKind::kMax, kWorld, Strategy::kAuto, 0, flying);
+  On(rank).AllReduce(flying, ReduceKind::kMax, kWorld, Strategy::kAuto, 0, flying);
   ProgramStreams().use(2, rank.id(), stream);
   // As TVM captures: in mode "global", which forbids some calls to all threads of the process. With
   // ranks that are threads of one the test itself would make such calls.
@@ -222,8 +226,8 @@ void DoGraphs(Rank& rank, bool stuck) {
   constexpr int kGlobal = 0;
   Drive("cuStreamBeginCapture_v2", stream, alone ? kGlobal : kThreadLocal);
   usleep(50000);
-  rank.endpoint().AllReduce(data, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, data);
-  rank.endpoint().AllReduce(data, ReduceKind::kMax, kWorld, Strategy::kAuto, 0, data);
+  On(rank).AllReduce(data, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, data);
+  On(rank).AllReduce(data, ReduceKind::kMax, kWorld, Strategy::kAuto, 0, data);
   Drive<void*, void**>("cuStreamEndCapture", stream, &graph);
   Drive<void**, void*, unsigned long long>("cuGraphInstantiateWithFlags", &launched, graph, 0ull);
   gate.reset();

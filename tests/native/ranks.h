@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "backends.h"
+#include "collective_calls.h"
 #include "core/rank_runtime_state.h"
 #include "core/session_server.h"
 #include "core/worker_handshake.h"

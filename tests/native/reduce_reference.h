@@ -128,6 +128,12 @@ inline uint64_t Integer(ElementType t, ReduceKind kind, const uint64_t* x, int n
       acc += v;
     } else if (kind == ReduceKind::kProd) {
       acc *= v;
+    } else if (kind == ReduceKind::kBand) {
+      acc &= v;
+    } else if (kind == ReduceKind::kBor) {
+      acc |= v;
+    } else if (kind == ReduceKind::kBxor) {
+      acc ^= v;
     } else if (kind == ReduceKind::kMin ? b < a : b > a) {
       acc = v;
     }

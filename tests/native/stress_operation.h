@@ -21,6 +21,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "collective_calls.h"
 #include "core/teams.h"
 #include "shm/collectives.h"
 
@@ -118,7 +119,8 @@ enum class OperationKind {
   kReduce,
   kPermute,
   kAllReduceNorm,
-  kLast = kAllReduceNorm  // up to here they are drawn
+  kRaggedAllToAll,
+  kLast = kRaggedAllToAll  // up to here they are drawn
 };
 enum class BufferKind { kArena, kOwn, kMixed };
 
@@ -165,7 +167,7 @@ inline Plan DrawPlan(Random& random, TeamId team, size_t width) {
                        1 + Draw(random, static_cast<uint64_t>(OperationKind::kLast)));
   plan.team = team;
   plan.count = DrawCount(random, width);
-  plan.kind = static_cast<ReduceKind>(Draw(random, 5));
+  plan.kind = static_cast<ReduceKind>(Draw(random, 8));
   plan.strategy = static_cast<Strategy>(Draw(random, 4));
   plan.no_exit_barrier = plan.act != OperationKind::kExchange && Draw(random, 4) == 0;
   plan.place = static_cast<BufferKind>(Draw(random, 3));
@@ -193,6 +195,11 @@ T Reduced(ReduceKind kind, uint64_t salt, const std::vector<int>& ranks, size_t 
     if (kind == ReduceKind::kProd) result *= next;
     if (kind == ReduceKind::kMin) result = std::min(result, next);
     if (kind == ReduceKind::kMax) result = std::max(result, next);
+    if constexpr (!std::is_floating_point<T>::value) {
+      if (kind == ReduceKind::kBand) result &= next;
+      if (kind == ReduceKind::kBor) result |= next;
+      if (kind == ReduceKind::kBxor) result ^= next;
+    }
   }
   if (kind == ReduceKind::kAvg) return static_cast<T>(result) / static_cast<T>(ranks.size());
   return static_cast<T>(result);
@@ -233,6 +240,8 @@ class Operation {
         return DoAllReduce();
       case OperationKind::kAllToAll:
         return DoAllToAll();
+      case OperationKind::kRaggedAllToAll:
+        return DoRaggedAllToAll();
       case OperationKind::kReduce:
         return DoReduce();
       case OperationKind::kReduceScatter:
@@ -286,10 +295,10 @@ class Operation {
     }
   }
 
-  /*! \brief The drawn one, unless its results would not be exact: products of floats. */
+  /*! \brief The drawn one, unless floats have none or its results would not be exact: products. */
   ReduceKind Kind() const {
-    return std::is_floating_point<T>::value && plan_.kind == ReduceKind::kProd ? ReduceKind::kSum
-                                                                               : plan_.kind;
+    const bool integers_only = plan_.kind == ReduceKind::kProd || IsBitwise(plan_.kind);
+    return std::is_floating_point<T>::value && integers_only ? ReduceKind::kSum : plan_.kind;
   }
 
   uint8_t Flags() const { return plan_.no_exit_barrier ? kNoExitBarrier : 0; }
@@ -302,7 +311,7 @@ class Operation {
     const Buffer recv = in_place ? send : Take(*output, count_);
     const ReduceKind kind = Kind();
     Fill(send, rank_.id());
-    AllReduce(rank_, send, kind, plan_.team, plan_.strategy, Flags(), recv);
+    On(rank_).AllReduce(send, kind, plan_.team, plan_.strategy, Flags(), recv);
     // Whoever returns may write its input at once: the exit barrier's promise.
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
     Check(recv, "allreduce", [&](size_t i) { return Reduced<T>(kind, plan_.salt, ranks_, i); });
@@ -328,8 +337,8 @@ class Operation {
     const Buffer bias{zeros.data(), row, send.type};
     Fill(send, rank_.id());
     Fill(old, 99);
-    AllReduceNorm(rank_, send, old, {weight, centred ? &bias : nullptr, 1.0}, plan_.team,
-                  plan_.strategy, Flags(), out, norm_out);
+    On(rank_).AllReduceNorm(send, old, {weight, centred ? &bias : nullptr, 1.0}, plan_.team,
+                            plan_.strategy, Flags(), out, norm_out);
     if (!plan_.no_exit_barrier) input->Spoil(0xee);
     const T* sums = static_cast<const T*>(out.data);
     Check(out, "allreduce_norm", [&](size_t i) {
@@ -360,7 +369,7 @@ class Operation {
     const bool in_place = plan_.may_be_in_place && Draw(own_, 2) == 0;
     const Buffer recv = in_place ? Slice(send, index_ * part, part) : Take(*output, part);
     Fill(send, rank_.id());
-    ReduceScatter(rank_, send, Kind(), plan_.team, Flags(), recv);
+    On(rank_).ReduceScatter(send, Kind(), plan_.team, Flags(), recv);
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
     Check(recv, "reduce_scatter",
           [&](size_t i) { return Reduced<T>(Kind(), plan_.salt, ranks_, index_ * part + i); });
@@ -375,7 +384,7 @@ class Operation {
     const bool in_place = index_ == root && plan_.may_be_in_place;
     const Buffer recv = in_place ? send : Take(*output, count_);
     Fill(send, rank_.id());
-    Reduce(rank_, send, Kind(), root, plan_.team, Flags(), index_ == root ? &recv : nullptr);
+    On(rank_).Reduce(send, Kind(), root, plan_.team, Flags(), index_ == root ? &recv : nullptr);
     if (!plan_.no_exit_barrier && !in_place) input->Spoil(0xee);
     if (index_ == root) {
       Check(recv, "reduce", [&](size_t i) { return Reduced<T>(Kind(), plan_.salt, ranks_, i); });
@@ -412,9 +421,57 @@ class Operation {
     const Buffer recv = Take(*output, taken);
     const Buffer send = Take(*input, given);
     Fill(send, rank_.id());
-    AllToAll(rank_, send, parts, plan_.team, Flags(), recv);
+    On(rank_).AllToAll(send, parts, plan_.team, Flags(), recv);
     if (!plan_.no_exit_barrier) input->Spoil(0xee);
     Check(recv, "all_to_all", [&](size_t i) { return wanted[i]; });
+    return plan_.no_exit_barrier ? std::move(input) : nullptr;
+  }
+
+  /*! \brief Rows of 1 to 100 elements, in one or two groups for each receiver. */
+  std::unique_ptr<Block> DoRaggedAllToAll() {
+    constexpr size_t kRows[] = {1, 3, 64, 100};
+    const size_t row = kRows[plan_.distance % 4];
+    const auto groups = static_cast<int>(1 + plan_.salt % 2);
+    const int numbers = size_ * groups;
+    const size_t part = count_ / row / numbers;
+    Random drawn(plan_.salt);
+    std::vector<int64_t> all;
+    for (int i = 0; i < size_ * numbers; ++i) {
+      all.push_back(Draw(drawn, 3) == 0 ? 0 : static_cast<int64_t>(Draw(drawn, part + 1)));
+    }
+    auto rows = [&](int from, int to) {
+      int64_t sum = 0;
+      for (int i = 0; i < groups; ++i) sum += all[from * numbers + to * groups + i];
+      return static_cast<size_t>(sum);
+    };
+    size_t given = 0;
+    size_t taken = 0;
+    std::vector<T> wanted;
+    std::vector<int64_t> from_each;
+    for (int i = 0; i < size_; ++i) {
+      given += rows(index_, i);
+      taken += rows(i, index_);
+      size_t before = 0;
+      for (int j = 0; j < index_; ++j) before += rows(i, j);
+      for (size_t k = 0; k < rows(i, index_) * row; ++k) {
+        wanted.push_back(Element<T>(plan_.salt, ranks_[i], before * row + k));
+      }
+      for (int k = 0; k < groups; ++k) from_each.push_back(all[i * numbers + index_ * groups + k]);
+    }
+    const size_t spare = plan_.may_be_in_place ? 5 : 0;
+    auto input = NewBlock((given + spare) * row);
+    auto output = NewBlock((taken + spare) * row);
+    const Buffer recv = Take(*output, (taken + spare) * row);
+    const Buffer send = Take(*input, (given + spare) * row);
+    Fill(send, rank_.id());
+    std::vector<int64_t> received(numbers);
+    constexpr ElementType kNumber{0, 64, 1};
+    const Buffer counts{all.data() + index_ * numbers, static_cast<size_t>(numbers), kNumber};
+    const Buffer recv_counts{received.data(), received.size(), kNumber};
+    On(rank_).RaggedAllToAll(send, row, counts, plan_.team, Flags(), recv, recv_counts);
+    if (!plan_.no_exit_barrier) input->Spoil(0xee);
+    Check(Slice(recv, 0, wanted.size()), "ragged_all_to_all", [&](size_t i) { return wanted[i]; });
+    if (received != from_each) Fail("WrongData", "counts of a ragged_all_to_all");
     return plan_.no_exit_barrier ? std::move(input) : nullptr;
   }
 
@@ -429,9 +486,9 @@ class Operation {
     const Buffer send = in_place ? Slice(recv, index_ * part, part) : Take(*input, part);
     Fill(send, rank_.id());
     if (plan_.act == OperationKind::kAllGather) {
-      AllGather(rank_, send, plan_.team, Flags(), recv);
+      On(rank_).AllGather(send, plan_.team, Flags(), recv);
     } else {
-      Gather(rank_, send, root, plan_.team, Flags(), receives ? &recv : nullptr);
+      On(rank_).Gather(send, root, plan_.team, Flags(), receives ? &recv : nullptr);
     }
     if (!plan_.no_exit_barrier) input->Spoil(0xee);
     if (receives) {
@@ -457,9 +514,9 @@ class Operation {
         in_place ? Slice(send, scatter ? index_ * part : 0, part) : Take(*output, part);
     if (root) Fill(send, rank_.id());
     if (scatter) {
-      Scatter(rank_, root ? &send : nullptr, from, plan_.team, Flags(), recv);
+      On(rank_).Scatter(root ? &send : nullptr, from, plan_.team, Flags(), recv);
     } else {
-      Broadcast(rank_, root ? &send : nullptr, from, plan_.team, Flags(), recv);
+      On(rank_).Broadcast(root ? &send : nullptr, from, plan_.team, Flags(), recv);
     }
     if (!in_place && !plan_.no_exit_barrier) input->Spoil(0xee);
     const size_t begin = scatter ? index_ * part : 0;
@@ -482,7 +539,7 @@ class Operation {
     const Buffer send = Take(*input, count_);
     const Buffer recv = Take(*output, count_);
     Fill(send, rank_.id());
-    Permute(rank_, send, sources, plan_.team, Flags(), recv);
+    On(rank_).Permute(send, sources, plan_.team, Flags(), recv);
     if (!plan_.no_exit_barrier) input->Spoil(0xee);
     const int64_t from = sources[index_];
     Check(recv, "permute",
@@ -501,9 +558,9 @@ class Operation {
     const Buffer recv = Take(*output, count_);
     Fill(send, rank_.id());
     // A sender may wait for its receiver; in every ring somebody receives first.
-    if (rank_.id() < to) Send(rank_, send, to);
-    Receive(rank_, recv, from);
-    if (rank_.id() > to) Send(rank_, send, to);
+    if (rank_.id() < to) rank_.endpoint().Send(send, to);
+    rank_.endpoint().Receive(recv, from);
+    if (rank_.id() > to) rank_.endpoint().Send(send, to);
     input->Spoil(0xee);
     Check(recv, "exchange", [&](size_t i) { return Element<T>(plan_.salt, from, i); });
     return nullptr;

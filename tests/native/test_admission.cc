@@ -162,7 +162,7 @@ void TestStall() {
 void Do(Rank& rank, const Order&) {
   float value = 5;
   const Buffer buffer{&value, 1, ElementType{2, 32, 1}};
-  AllReduce(rank, buffer, ReduceKind::kSum, kWorld, Strategy::kDefault, 0, buffer);
+  On(rank).AllReduce(buffer, ReduceKind::kSum, kWorld, Strategy::kDefault, 0, buffer);
   EXPECT(value == 5 * static_cast<float>(rank.num_ranks()));
 }
 

@@ -24,8 +24,20 @@ class CourierEndpoint final : public Endpoint {
   ~CourierEndpoint() final { ++*ends_; }
 
   const std::shared_ptr<Heap>& heap() const final { return none_; }
-  void AllReduce(const Buffer& send, ReduceKind, TeamId, Strategy, uint8_t,
-                 const Buffer& recv) final {
+  void Run(const Call& call) final {
+    if (call.collective == Collective::kAllReduce) return AllReduce(call.send, call.recv);
+    if (call.collective == Collective::kAllGather) return AllGather(call.send, call.recv);
+    FailUnsupported(Name(call.collective));
+  }
+  void Send(const Buffer&, int) final { Refuse(); }
+  void Receive(const Buffer&, int) final { Refuse(); }
+  void Copy(const Buffer& source, const Buffer& target) final {
+    memcpy(target.data, source.data, source.bytes());
+  }
+  void Synchronise() final {}
+
+ private:
+  void AllReduce(const Buffer& send, const Buffer& recv) {
     std::vector<float> sum(send.count);
     for (const std::string& bytes : ExposeAll("allreduce", send)) {
       for (size_t i = 0; i < sum.size(); ++i) {
@@ -36,24 +48,13 @@ class CourierEndpoint final : public Endpoint {
     }
     memcpy(recv.data, sum.data(), recv.bytes());
   }
-  void AllGather(const Buffer& send, TeamId, uint8_t, const Buffer& recv) final {
+  void AllGather(const Buffer& send, const Buffer& recv) {
     size_t at = 0;
     for (const std::string& bytes : ExposeAll("allgather", send)) {
       memcpy(recv.begin() + at, bytes.data(), bytes.size());
       at += bytes.size();
     }
   }
-  void Broadcast(const Buffer*, int, TeamId, uint8_t, const Buffer&) final { Refuse(); }
-  void Scatter(const Buffer*, int, TeamId, uint8_t, const Buffer&) final { Refuse(); }
-  void Gather(const Buffer&, int, TeamId, uint8_t, const Buffer*) final { Refuse(); }
-  void Send(const Buffer&, int) final { Refuse(); }
-  void Receive(const Buffer&, int) final { Refuse(); }
-  void Copy(const Buffer& source, const Buffer& target) final {
-    memcpy(target.data, source.data, source.bytes());
-  }
-  void Synchronise() final {}
-
- private:
   [[noreturn]] void Refuse() { Fail(kind::kValue, "couriers carry sums only"); }
   std::vector<std::string> ExposeAll(const std::string& what, const Buffer& send) {
     Exported mine;
@@ -94,19 +95,19 @@ void Do(Rank& rank, const Order& order) {
   for (size_t i = 0; i < mine.size(); ++i) mine[i] = static_cast<float>(rank.id() + i % 7);
   const ElementType type{2, 32, 1};
   const Buffer send{mine.data(), mine.size(), type}, recv{sum.data(), sum.size(), type};
-  rank.endpoint().AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, recv);
+  On(rank).AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, recv);
   for (size_t i = 0; i < sum.size(); ++i) {
     EXPECT(sum[i] == static_cast<float>(n * (n - 1) / 2 + n * static_cast<int>(i % 7)));
   }
   std::vector<float> all(mine.size() * static_cast<size_t>(n));
-  rank.endpoint().AllGather(send, kWorld, 0, Buffer{all.data(), all.size(), type});
+  On(rank).AllGather(send, kWorld, 0, Buffer{all.data(), all.size(), type});
   for (size_t i = 0; i < all.size(); ++i) {
     EXPECT(all[i] == static_cast<float>(i / mine.size() + i % mine.size() % 7));
   }
   rank.endpoint().Copy(send, recv);
   EXPECT(sum == mine);
   if (order.action == 1) rank.endpoint().Send(send, (rank.id() + 1) % n);
-  if (order.action == 2) rank.endpoint().ReduceScatter(send, ReduceKind::kSum, kWorld, 0, recv);
+  if (order.action == 2) On(rank).ReduceScatter(send, ReduceKind::kSum, kWorld, 0, recv);
 }
 
 /*! \brief Errors come home and a session recovers, whatever moves its data. */

@@ -194,13 +194,13 @@ void DoLarge(Rank& rank) {
     parts[i] = part + (i / n == i % n ? part / 2 : 0) - ((i / n + 1) % n == i % n ? part / 2 : 0);
   }
   for (int round = 0; round < 2; ++round) {  // a step for each of two buffers
-    AllToAll(rank, send, parts, kWorld, 0, recv);
-    AllToAll(rank, send, SplitCounts(), kWorld, 0, recv);
-    ReduceScatter(rank, send, ReduceKind::kMax, kWorld, 0, own);
-    Scatter(rank, &send, 0, kWorld, 0, own);
-    AllGather(rank, Buffer{data.data(), part, type}, kWorld, 0, recv);
-    AllReduce(rank, send, ReduceKind::kMax, kWorld, Strategy::kTwoShot, 0, recv);
-    Broadcast(rank, &send, 0, kWorld, 0, recv);
+    On(rank).AllToAll(send, parts, kWorld, 0, recv);
+    On(rank).AllToAll(send, SplitCounts(), kWorld, 0, recv);
+    On(rank).ReduceScatter(send, ReduceKind::kMax, kWorld, 0, own);
+    On(rank).Scatter(&send, 0, kWorld, 0, own);
+    On(rank).AllGather(Buffer{data.data(), part, type}, kWorld, 0, recv);
+    On(rank).AllReduce(send, ReduceKind::kMax, kWorld, Strategy::kTwoShot, 0, recv);
+    On(rank).Broadcast(&send, 0, kWorld, 0, recv);
   }
   const uint8_t* next = rank.segments()->base(rank.id()) + 2 * kGroup * kStageBytes;
   const bool idle = std::all_of(next, next + 2 * kStageBytes, [](uint8_t b) { return b == 0; });

@@ -75,7 +75,7 @@ void Do(Rank& rank, const Order& order) {
   auto reduce = [&](size_t count, ReduceKind kind) {
     Buffer send = buffer.buffer, recv = result.buffer;
     send.count = recv.count = count;
-    rank.endpoint().AllReduce(send, kind, kWorld, Strategy::kAuto, 0, recv);
+    On(rank).AllReduce(send, kind, kWorld, Strategy::kAuto, 0, recv);
     rank.endpoint().Synchronise();
   };
   switch (order.action) {
@@ -104,7 +104,7 @@ void Do(Rank& rank, const Order& order) {
     case kWrong: {
       Buffer odd = buffer.buffer;
       odd.type = {2, 32, 4};
-      return rank.endpoint().AllReduce(odd, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, odd);
+      return On(rank).AllReduce(odd, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, odd);
     }
     case kStreams: {
       // One team on two streams: the second operation waits for the first.
@@ -113,11 +113,11 @@ void Do(Rank& rank, const Order& order) {
       cuda::Stream stream = nullptr;
       TheDriver().cuStreamCreate("a test", &stream, cuda::kNonBlocking);
       void* const before = ProgramStreams().current(2, rank.options().device);
-      rank.endpoint().AllReduce(buffer.buffer, ReduceKind::kSum, kWorld, Strategy::kAuto, 0,
-                                result.buffer);
+      On(rank).AllReduce(buffer.buffer, ReduceKind::kSum, kWorld, Strategy::kAuto, 0,
+                         result.buffer);
       ProgramStreams().use(2, rank.options().device, stream);
-      rank.endpoint().AllReduce(result.buffer, ReduceKind::kMax, kWorld, Strategy::kAuto, 0,
-                                buffer.buffer);
+      On(rank).AllReduce(result.buffer, ReduceKind::kMax, kWorld, Strategy::kAuto, 0,
+                         buffer.buffer);
       EXPECT(buffer.Get() == Sums(world, 100), "two streams");
       ProgramStreams().use(2, rank.options().device, before);
       TheDriver().cuStreamDestroy_v2("a test", stream);  // the team's last one, which is gone now

@@ -253,7 +253,7 @@ void Normalised(const Norms& norms, Members& members, int place, Stream& stream,
   std::vector<uint8_t> norm_out(norms.rows * norms.row * norms.out.type.bytes() + 1, 0x5a);
   NormArgs args{};
   args.reduce.team = members.Args(place);
-  args.reduce.header.operation = norms.centred ? kAllReduceLayer : kAllReduceRms;
+  args.reduce.header.operation = norms.centred ? kAllReduceLayerNorm : kAllReduceRmsNorm;
   args.reduce.header.count = norms.rows * norms.row;
   args.reduce.send = send.data();
   args.residual = residual.data();

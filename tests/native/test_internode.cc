@@ -41,9 +41,9 @@ void OnlyMember(Rank& rank) {
     std::vector<float> ones(count, 1), out(in_parts ? count / n : count);
     const Buffer send{ones.data(), count, type}, recv{out.data(), out.size(), type};
     if (in_parts) {
-      rank.endpoint().ReduceScatter(send, ReduceKind::kSum, kWorld, 0, recv);
+      On(rank).ReduceScatter(send, ReduceKind::kSum, kWorld, 0, recv);
     } else {
-      rank.endpoint().AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, recv);
+      On(rank).AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, recv);
     }
     for (float one : out) EXPECT(one == static_cast<float>(n));
   }
@@ -78,39 +78,40 @@ class Calls {
       case 15:
       case 16:
       case 17:
-        return endpoint.AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, recv);
+        return On(endpoint).AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, recv);
       case 1:
-        return endpoint.AllReduce(send, ReduceKind::kMax, kWorld, Strategy::kAuto, 0, recv);
+        return On(endpoint).AllReduce(send, ReduceKind::kMax, kWorld, Strategy::kAuto, 0, recv);
       case 2:
-        return endpoint.ReduceScatter(send, ReduceKind::kSum, kWorld, 0, part);
+        return On(endpoint).ReduceScatter(send, ReduceKind::kSum, kWorld, 0, part);
       case 3:
-        return endpoint.Reduce(send, ReduceKind::kSum, 0, kWorld, 0, at(0) ? &recv : nullptr);
+        return On(endpoint).Reduce(send, ReduceKind::kSum, 0, kWorld, 0, at(0) ? &recv : nullptr);
       case 4:
-        return endpoint.Reduce(send, ReduceKind::kSum, last, kWorld, 0, at(last) ? &recv : nullptr);
+        return On(endpoint).Reduce(send, ReduceKind::kSum, last, kWorld, 0,
+                                   at(last) ? &recv : nullptr);
       case 5:
-        return endpoint.AllGather(send, kWorld, 0, all);
+        return On(endpoint).AllGather(send, kWorld, 0, all);
       case 6:
-        return endpoint.Broadcast(at(0) ? &send : nullptr, 0, kWorld, 0, recv);
+        return On(endpoint).Broadcast(at(0) ? &send : nullptr, 0, kWorld, 0, recv);
       case 7:
-        return endpoint.Broadcast(at(last) ? &send : nullptr, last, kWorld, 0, recv);
+        return On(endpoint).Broadcast(at(last) ? &send : nullptr, last, kWorld, 0, recv);
       case 8:
-        return endpoint.Scatter(at(0) ? &from_all : nullptr, 0, kWorld, 0, recv);
+        return On(endpoint).Scatter(at(0) ? &from_all : nullptr, 0, kWorld, 0, recv);
       case 9:
-        return endpoint.Scatter(at(last) ? &from_all : nullptr, last, kWorld, 0, recv);
+        return On(endpoint).Scatter(at(last) ? &from_all : nullptr, last, kWorld, 0, recv);
       case 10:
-        return endpoint.Gather(send, 0, kWorld, 0, at(0) ? &all : nullptr);
+        return On(endpoint).Gather(send, 0, kWorld, 0, at(0) ? &all : nullptr);
       case 11:
-        return endpoint.Gather(send, last, kWorld, 0, at(last) ? &all : nullptr);
+        return On(endpoint).Gather(send, last, kWorld, 0, at(last) ? &all : nullptr);
       case 12:
-        return endpoint.AllToAll(send, {}, kWorld, 0, recv);
+        return On(endpoint).AllToAll(send, {}, kWorld, 0, recv);
       case 13:
-        return endpoint.Permute(send, Shifted(1), kWorld, 0, recv);
+        return On(endpoint).Permute(send, Shifted(1), kWorld, 0, recv);
       case 14:
-        return endpoint.Permute(send, Shifted(0), kWorld, 0, recv);
+        return On(endpoint).Permute(send, Shifted(0), kWorld, 0, recv);
       case 18:
-        return endpoint.Broadcast(at(0) ? &from_all : nullptr, 0, kWorld, 0, all);
+        return On(endpoint).Broadcast(at(0) ? &from_all : nullptr, 0, kWorld, 0, all);
       default:
-        return endpoint.Permute(send, std::vector<int64_t>(n, -1), kWorld, 0, recv);
+        return On(endpoint).Permute(send, std::vector<int64_t>(n, -1), kWorld, 0, recv);
     }
   }
 
@@ -146,7 +147,7 @@ void Do(Rank& rank, const Order& order) {
     case kRoots: {
       float one = 1;
       const Buffer buffer{&one, 1, {2, 32, 1}};
-      return rank.endpoint().Reduce(buffer, ReduceKind::kSum, rank.id(), kWorld, 0, &buffer);
+      return On(rank).Reduce(buffer, ReduceKind::kSum, rank.id(), kWorld, 0, &buffer);
     }
     case kEachItsOwn: {
       uint64_t call = order.seed;  // a digit for each rank

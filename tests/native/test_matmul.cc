@@ -8,14 +8,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "blas/matmul_multi_thread.h"
 #include "blas/select_instruction_set.h"
 #include "expect.h"
+#include "float_elements.h"
 using namespace tvm_ipc;
 
 namespace {
@@ -49,52 +47,6 @@ void PlainGemv(int, int transpose, int64_t m, int64_t n, double, const double* a
 
 const BlasLibrary kPlain{PlainGemm<float>, PlainGemm<double>, PlainGemv, "a loop"};
 
-int ThreeThreads() { return 3; }
-
-void RunThreads(int tasks, void (*body)(int, void*), void* data) {
-  std::vector<std::thread> threads;
-  for (int task = 0; task < tasks; ++task) threads.emplace_back(body, task, data);
-  for (std::thread& thread : threads) thread.join();
-}
-
-/*! \brief Exactly as much memory as the elements take, of values that every type holds. */
-struct Elements {
-  FloatType type;
-  std::vector<double> values;
-  std::vector<char> memory;
-
-  Elements(FloatType type, int64_t count, int seed) : type(type), values(count) {
-    const int64_t size = type == kFloat64 ? 8 : type == kFloat32 ? 4 : 2;
-    memory.resize(count * size);
-    for (int64_t i = 0; i < count; ++i) {
-      values[i] = static_cast<double>((i * 7 + seed * 5 + i / 11) % 9 - 4) / 4;
-      Set(i, values[i]);
-    }
-  }
-  void Set(int64_t i, double value) {
-    const float single = static_cast<float>(value);
-    uint32_t bits;
-    std::memcpy(&bits, &single, 4);
-    uint16_t half = static_cast<uint16_t>(bits >> 16);
-    if (type == kFloat16) {
-      // Quarters up to 4: normal numbers with few bits.
-      half = bits == 0 ? 0
-                       : static_cast<uint16_t>(((bits >> 16) & 0x8000) |
-                                               (((bits & 0x7fffffff) - (112u << 23)) >> 13));
-    }
-    switch (type) {
-      case kFloat64:
-        std::memcpy(memory.data() + i * 8, &value, 8);
-        break;
-      case kFloat32:
-        std::memcpy(memory.data() + i * 4, &single, 4);
-        break;
-      default:
-        std::memcpy(memory.data() + i * 2, &half, 2);
-    }
-  }
-};
-
 void CheckProduct(FloatType type, int64_t batch, int64_t m, int64_t k, int64_t n, bool turn_a,
                   bool turn_b) {
   const FloatType out = type == kFloat64 ? kFloat64 : kFloat32;
@@ -126,14 +78,7 @@ void CheckProduct(FloatType type, int64_t batch, int64_t m, int64_t k, int64_t n
                  b.values[x * k * n + q * view_b.row_stride + j * view_b.col_stride];
         }
         const int64_t at = (x * m + i) * n + j;
-        double found;
-        if (out == kFloat64) {
-          std::memcpy(&found, target.memory.data() + at * 8, 8);
-        } else {
-          float single;
-          std::memcpy(&single, target.memory.data() + at * 4, 4);
-          found = single;
-        }
+        const double found = target.Get(at);
         // Sums of sixteenths: exact in float32.
         EXPECT(found == std::fmax(sum, 0.0), BlasInstructionSet(), " type ", static_cast<int>(type),
                ", ", m, "x", k, "x", n, " at ", x, ", ", i, ", ", j, ": ", found);

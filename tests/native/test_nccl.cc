@@ -36,6 +36,7 @@ enum Action {
   kStuck,
   kUnknownType,
   kIntegerAverage,
+  kBitwise,
   kNorm,
   kFault,
   kTwoStreams,
@@ -72,7 +73,7 @@ void DoFault(Rank& rank, uint64_t seed) {
   OnDevice send(rank, kFloat32, 100), recv(rank, kFloat32, 100);
   {
     const Gate gate;
-    rank.endpoint().AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, recv);
+    On(rank).AllReduce(send, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, recv);
     usleep(100000);
   }
   rank.endpoint().Settle();
@@ -89,8 +90,8 @@ void DoNewTeamInGraph(Rank& rank, uint64_t seed) {
   constexpr int kThreadLocal = 1;
   Drive("cuStreamBeginCapture_v2", stream, kThreadLocal);
   OnDevice data(rank, kFloat32, 8);
-  const Error error = ErrorOf(
-      [&] { rank.endpoint().AllReduce(data, ReduceKind::kSum, team, Strategy::kAuto, 0, data); });
+  const Error error =
+      ErrorOf([&] { On(rank).AllReduce(data, ReduceKind::kSum, team, Strategy::kAuto, 0, data); });
   Drive<void*, void**>("cuStreamEndCapture", stream, &graph);
   ProgramStreams().use(2, rank.id(), nullptr);
   throw error;
@@ -114,7 +115,7 @@ void Do(Rank& rank, const Order& order) {
       return DoMessages(rank, seed);
     case kMismatch: {
       const Buffer less = some.Slice(0, me == 0 ? 64 : 63);
-      return rank.endpoint().AllReduce(less, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, less);
+      return On(rank).AllReduce(less, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, less);
     }
     case kMessageMismatch:
       if (me == 0) rank.endpoint().Send(some, 1);
@@ -127,7 +128,7 @@ void Do(Rank& rank, const Order& order) {
       // The rank's device does not come to what its peers wait for.
       OnDevice out(rank, kFloat32, 64);
       std::unique_ptr<Gate> gate = me == 1 ? std::make_unique<Gate>() : nullptr;
-      rank.endpoint().AllReduce(some, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, out);
+      On(rank).AllReduce(some, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, out);
       if (me == 1) {
         while (rank.control().abort.load() == 0) usleep(1000);
         gate.reset();
@@ -136,15 +137,21 @@ void Do(Rank& rank, const Order& order) {
     }
     case kUnknownType: {
       const OnDevice other(rank, {0, 16, 1}, 4);
-      return rank.endpoint().AllReduce(other, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, other);
+      return On(rank).AllReduce(other, ReduceKind::kSum, kWorld, Strategy::kAuto, 0, other);
     }
     case kIntegerAverage: {
       const OnDevice other(rank, kInt32, 4);
-      return rank.endpoint().AllReduce(other, ReduceKind::kAvg, kWorld, Strategy::kAuto, 0, other);
+      return On(rank).AllReduce(other, ReduceKind::kAvg, kWorld, Strategy::kAuto, 0, other);
     }
-    case kNorm:
-      return rank.endpoint().AllReduceNorm(some, some, {some, nullptr, 1e-5}, kWorld,
-                                           Strategy::kAuto, 0, some, some);
+    case kBitwise: {
+      const OnDevice other(rank, kInt32, 4);
+      return On(rank).AllReduce(other, ReduceKind::kBxor, kWorld, Strategy::kAuto, 0, other);
+    }
+    case kNorm: {
+      const OnDevice sums(rank, kFloat32, 64), norms(rank, kFloat32, 64), weight(rank, kFloat32, 8);
+      return On(rank).AllReduceNorm(some, sums, {weight, nullptr, 1e-5}, kWorld, Strategy::kAuto, 0,
+                                    sums, norms);
+    }
     case kFault:
       return DoFault(rank, seed);
     case kTwoStreams:
@@ -200,6 +207,8 @@ void TestErrors() {
               "allreduce: NCCL does not do sum of int16: it has no such type");
   ExpectWords(ranks, kIntegerAverage, 4, kind::kType,
               "its average of integers is wrong where their sum does not fit");
+  ExpectWords(ranks, kBitwise, 4, kind::kType,
+              "NCCL does not do bxor of int32: it has no bitwise reductions; use the backend cuda");
   ExpectWords(ranks, kNorm, 5, kind::kValue, "NCCL has no norms");
   uint64_t seed = 0;
   for (const Fault& fault : kFaults) ExpectWords(ranks, kFault, seed++, kind::kRuntime, fault.says);

@@ -27,7 +27,7 @@ enum Action { kOnce, kFail, kDie, kLoop, kInternode, kFetch };
 void Sum(Rank& rank) {
   float value = 5;
   const Buffer buffer{&value, 1, ElementType{2, 32, 1}};
-  AllReduce(rank, buffer, ReduceKind::kSum, kGroup, Strategy::kDefault, 0, buffer);
+  On(rank).AllReduce(buffer, ReduceKind::kSum, kGroup, Strategy::kDefault, 0, buffer);
   EXPECT(value == 5 * static_cast<float>(rank.SizeOf(kGroup)));
 }
 
@@ -60,10 +60,10 @@ void Do(Rank& rank, const Order& order) {
       while (true) Sum(rank);
     case kInternode:
       if (rank.id() == 0) {
-        const Error refused = ErrorOf([&] { Send(rank, buffer, rank.num_ranks() - 1); });
+        const Error refused = ErrorOf([&] { rank.endpoint().Send(buffer, rank.num_ranks() - 1); });
         EXPECT(Contains(refused.what(), "ranks 0 and 3 are on several nodes"), refused.what());
       }
-      return AllReduce(rank, buffer, ReduceKind::kSum, kWorld, Strategy::kDefault, 0, buffer);
+      return On(rank).AllReduce(buffer, ReduceKind::kSum, kWorld, Strategy::kDefault, 0, buffer);
     case kFetch:
       if (chosen) {
         rank.connection().Send(FrameType::kValue, AsBytes(order.seed) + Long(order.seed) +

@@ -79,7 +79,7 @@ int main() {
   for (const char* set : {"portable", "avx2", "avx512", "avx512bf16"}) {
     if (!UseInstructionSet(set)) continue;
     for (const ElementType type : kTypes) {
-      for (int kind = 0; kind < 5; ++kind) {
+      for (int kind = 0; kind < 8; ++kind) {
         if (FindReduce(type, static_cast<ReduceKind>(kind)) == nullptr) continue;
         for (const auto& groups : std::vector<std::vector<int>>{{1}, {3}, {1, 1}, {2, 3, 1, 1}}) {
           for (size_t count : {0, 1, 31, 33, 1500, 4500}) {

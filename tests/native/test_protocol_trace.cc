@@ -43,8 +43,8 @@ void Go(Rank& rank, const Order& order) {
       TeamOf(rank.control(), ranks, static_cast<uint32_t>(way));  // at its first step
   traced = &rank;
   events.clear();
-  AllReduce(rank, send, ReduceKind::kMax, team,
-            way <= kDirect ? Strategy::kOneShot : Strategy::kTwoShot, 0, recv);
+  On(rank).AllReduce(send, ReduceKind::kMax, team,
+                     way <= kDirect ? Strategy::kOneShot : Strategy::kTwoShot, 0, recv);
   traced = nullptr;
   lines[way][rank.id()] = Text(kNames[way], " ", n, " ", rank.id(), ": ", events);
   rank.arena()->Free(in, bytes);

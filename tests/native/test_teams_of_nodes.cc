@@ -84,7 +84,7 @@ void Use(Rank& rank, TeamId team) {
   if (rank.id() < 2) return;
   float value = 3;
   const Buffer buffer{&value, 1, ElementType{2, 32, 1}};
-  AllReduce(rank, buffer, ReduceKind::kSum, team, Strategy::kDefault, 0, buffer);
+  On(rank).AllReduce(buffer, ReduceKind::kSum, team, Strategy::kDefault, 0, buffer);
   EXPECT(value == 6);
 }
 

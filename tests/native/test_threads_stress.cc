@@ -113,8 +113,8 @@ void DoSameTeam(Rank& rank, const Order& order) {
   auto reduce = [&](Rank& same) {
     int32_t one = 1, sum = 0;
     const ElementType type{0, 32, 1};
-    AllReduce(same, Buffer{&one, 1, type}, ReduceKind::kSum, team, Strategy::kDefault, 0,
-              Buffer{&sum, 1, type});
+    On(same).AllReduce(Buffer{&one, 1, type}, ReduceKind::kSum, team, Strategy::kDefault, 0,
+                       Buffer{&sum, 1, type});
     EXPECT(sum == kRanks);
   };
   if (rank.id() != 0) {

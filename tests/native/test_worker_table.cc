@@ -97,7 +97,7 @@ void Sum(Rank& rank, float value) {
   const size_t count = 1 + static_cast<size_t>(value) % 2 * 50000;
   std::vector<float> data(count, value);
   const Buffer buffer{data.data(), count, ElementType{2, 32, 1}};
-  AllReduce(rank, buffer, ReduceKind::kSum, kWorld, Strategy::kDefault, 0, buffer);
+  On(rank).AllReduce(buffer, ReduceKind::kSum, kWorld, Strategy::kDefault, 0, buffer);
   EXPECT(data.back() == value * static_cast<float>(rank.num_ranks()));
 }
 
@@ -115,7 +115,7 @@ void Do(Rank& rank, const Order& order) {
       if (rank.id() == 1) rest();
       uint8_t byte = 0;
       const Buffer buffer{&byte, 1, ElementType{1, 8, 1}};
-      if (rank.id() != 1) Receive(rank, buffer, 1);
+      if (rank.id() != 1) rank.endpoint().Receive(buffer, 1);
       return;
     }
     default:

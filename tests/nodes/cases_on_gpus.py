@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from tests.runtime.collective_cases import EXCHANGES, GATHERS, MEMORIES, REDUCTIONS, Case
+from tests.runtime.collective_cases import APART, EXCHANGES, GATHERS, MEMORIES, REDUCTIONS, Case
 from tvm_ipc.packed_functions import ReduceKind
 
 _INTEGERS = ("int8", "uint8", "int32", "int64", "uint64", "bool")
@@ -23,7 +23,8 @@ def kinds(ranks: int, dtype: str) -> tuple[ReduceKind, ...]:
     """Reductions of a type that give the same in any order."""
     if dtype in _INTEGERS:
         return (ReduceKind.SUM, ReduceKind.PROD, ReduceKind.MIN, ReduceKind.MAX)
-    return tuple(ReduceKind) if ranks == 2 else (ReduceKind.MIN, ReduceKind.MAX)
+    ordered = tuple(kind for kind in ReduceKind if kind.takes(dtype))
+    return ordered if ranks == 2 else (ReduceKind.MIN, ReduceKind.MAX)
 
 
 def all_on_gpus(ranks: int) -> Iterator[Case]:
@@ -34,7 +35,7 @@ def all_on_gpus(ranks: int) -> Iterator[Case]:
         i = next(turn)
         memory, offset = MEMORIES[i % 3], (0, 1, 5)[i % 3]
         rooted = operation in GATHERS and i % 2 == 0
-        in_place = i % 3 == 0 and operation not in EXCHANGES
+        in_place = i % 3 == 0 and operation not in APART
         return Case(operation, count, dtype, kind, 0, 0, memory, in_place, offset, rooted)
 
     for dtype in (*_INTEGERS, *_FLOATS):

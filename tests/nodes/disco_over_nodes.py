@@ -14,45 +14,38 @@ from tvm.runtime import disco
 import tvm_ipc  # noqa: F401
 from tvm_ipc.nodes.listen_address import address_towards
 from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
-from tvm_ipc.nodes.start_and_watch_agents import Nodes, Workers
-
-started: dict[str, Nodes] = {}
-
-
-@tvm_ffi.register_global_func("tests.nodes.pool")
-def _pool(num_workers: int, num_groups: int, key: str) -> Any:
-    def serve(worker: int) -> Any:
-        return tvm_ffi.Shape([started[key].pipes[worker].fileno()] * 2) if worker else None
-
-    return serve
+from tvm_ipc.nodes.start_and_watch_agents import NodePool
+from tvm_ipc.runtime.worker_pool_interface import PoolRequest
 
 
 @tvm_ffi.register_object("runtime.disco.ProcessSession")
 class Session(disco.Session):
     def __init__(self, num_workers: int, key: str) -> None:
         make = disco._ffi_api.SessionProcess
-        self.__init_handle_by_constructor__(make, num_workers, 1, "tests.nodes.pool", key)
+        self.__init_handle_by_constructor__(
+            make, num_workers, 1, "tvm_ipc.create_process_pool", key
+        )
 
 
-def main(ranks: list[list[int]], what: str, **places: Any) -> None:
-    count = sum(map(len, ranks)) + 1  # worker 0 is a thread of this process
-    where = NodeAddresses(**places) if places else NodeAddresses(len(ranks))
+def main(workers: int, what: str, **places: Any) -> None:
+    where = NodeAddresses(**places) if places else NodeAddresses(2)
     address = address_towards(places.get("hosts", ()))
-    started["nodes"] = nodes = Nodes(where, Workers(ranks, count), address=address, timeout=60.0)
+    request = PoolRequest((workers, 1), "mpi")
+    nodes = NodePool(where, request, address=address, timeout=60.0)
     told = [{**(node.facts or {}), "shares_memory": node.shares_memory} for node in nodes.nodes]
     print(json.dumps(told), flush=True)
     if what == "wait":
         sys.stdin.read()
         sys.exit("nobody killed it")
-    session = Session(count, "nodes")
+    session = Session(workers, nodes.key)
     x = session.empty((1000, 1000), "float32")  # more than a connection's buffers hold
-    for rank in range(count):
+    for rank in range(workers):
         x.debug_copy_from(rank, np.full((1000, 1000), rank, "float32"))
-    for rank in range(count):
+    for rank in range(workers):
         assert (x.debug_get_from_remote(rank).numpy() == rank).all()
     nodes.check()
     session.shutdown()
-    nodes.close()
+    nodes.finish()
     print("ok", flush=True)
 
 

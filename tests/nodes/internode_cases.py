@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tests.runtime.collective_cases import (
+    APART,
     EXCHANGES,
     GATHERS,
     MEMORIES,
@@ -38,7 +39,8 @@ def reductions_across(ranks: int, nodes: int, dtype: str) -> Iterator[Case]:
         i = next(turn)
         kind, flags, memory = kinds[i % len(kinds)], i // 2 % 2, MEMORIES[i % 3]
         way, offset = i % 4 if operation == "allreduce" else 0, (0, 1, 5)[i % 3]
-        yield Case(operation, count, dtype, kind, way, flags, memory, i % 2 == 0, offset, nodes=on)
+        in_place = i % 2 == 0 and operation not in APART
+        yield Case(operation, count, dtype, kind, way, flags, memory, in_place, offset, nodes=on)
     for kind in kinds:
         yield Case("allreduce", 1000, dtype, kind, nodes=on)
 

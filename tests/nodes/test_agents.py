@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tvm  # noqa: F401  loads the native library
 
 from tests.nodes.node_processes import SECONDS
 from tvm_ipc.errors import DeadlineError, IPCError, WorkerDiedError
@@ -20,25 +21,27 @@ from tvm_ipc.nodes import start_and_watch_agents
 from tvm_ipc.nodes.find_mpi_installation import OPEN_MPI, Mpi
 from tvm_ipc.nodes.handshake import Key
 from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
-from tvm_ipc.nodes.start_and_watch_agents import Nodes, Workers
+from tvm_ipc.nodes.start_and_watch_agents import NodePool
 from tvm_ipc.runtime.start_child_process import python_module
+from tvm_ipc.runtime.worker_pool_interface import PoolRequest
 
 HOST = "127.0.0.1"
 HERE = Path(__file__).parent
+REQUEST = PoolRequest((3, 1), "mpi")
 Started = Callable[[], dict[int, str]]
 
 
-def program(ranks: list[list[int]], what: str) -> list[str]:
-    given = json.dumps({"ranks": ranks, "what": what})
+def program(workers: int, what: str) -> list[str]:
+    given = json.dumps({"workers": workers, "what": what})
     return [sys.executable, str(HERE / "disco_over_nodes.py"), given]
 
 
-def two_nodes(mpi: Mpi) -> Nodes:
+def two_nodes(mpi: Mpi) -> NodePool:
     """Worker 1 on node 0, worker 2 on node 1."""
-    return Nodes(NodeAddresses(2), Workers([[1], [2]], 3), address=HOST, timeout=SECONDS, mpi=mpi)
+    return NodePool(NodeAddresses(2), REQUEST, address=HOST, timeout=SECONDS, mpi=mpi)
 
 
-def until_error(nodes: Nodes) -> IPCError:
+def until_error(nodes: NodePool) -> IPCError:
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         try:
@@ -49,8 +52,8 @@ def until_error(nodes: Nodes) -> IPCError:
     pytest.fail("nobody hears of the death")
 
 
-def end_of(nodes: Nodes) -> None:
-    nodes.close()
+def end_of(nodes: NodePool) -> None:
+    nodes.finish()
     nodes.forget()
 
 
@@ -101,14 +104,14 @@ def test_a_death_is_told_and_nothing_stays(who: str, mpi: Mpi, started: Started)
 
 
 def test_the_end_of_the_controller_is_the_end_of_all(mpi: Mpi, started: Started) -> None:
-    with subprocess.Popen(program([[1], [2]], "wait"), stdout=subprocess.PIPE) as controller:
+    with subprocess.Popen(program(3, "wait"), stdout=subprocess.PIPE) as controller:
         assert controller.stdout is not None and len(json.loads(controller.stdout.readline())) == 2
         assert len(started()) >= 6  # itself, the launcher, agents, workers
         controller.kill()  # `started` sees to it that the others end
 
 
 def test_disco_over_connections(mpi: Mpi, started: Started) -> None:
-    command = program([[1], [2, 3]], "session")
+    command = program(4, "session")
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stdout.splitlines()[1:]) == (0, ["ok"]), done.stderr
 
@@ -176,18 +179,15 @@ def test_an_agent_whose_daemon_has_died_does_not_kill_who_inherits_it(
 
 
 def test_errors_of_the_start(mpi: Mpi, started: Started) -> None:
-    workers = Workers([[1], [2]], 3)
     program = [sys.executable, "-c", "import sys; sys.exit('no agent')"]
     with pytest.raises(IPCError, match=r"ended with exit code 1\n[^~]*It printed:\n[^~]*no agent"):
-        Nodes(NodeAddresses(2), workers, address=HOST, timeout=SECONDS, mpi=mpi, program=program)
+        NodePool(NodeAddresses(2), REQUEST, address=HOST, timeout=SECONDS, mpi=mpi, program=program)
     program = [sys.executable, "-c", "import time; time.sleep(600)"]
     with pytest.raises(DeadlineError, match=r"within 0\.5 s: agent of node 0, agent of node 1;"):
-        Nodes(NodeAddresses(2), workers, address=HOST, timeout=0.5, mpi=mpi, program=program)
+        NodePool(NodeAddresses(2), REQUEST, address=HOST, timeout=0.5, mpi=mpi, program=program)
     with pytest.raises(IPCError, match=r"on 2 nodes of this machine, over the network nowhere0, "):
         places = NodeAddresses(2, "nowhere0")  # of which Open MPI says "None of the TCP networks"
-        Nodes(places, workers, address=HOST, timeout=SECONDS, mpi=mpi)
-    with pytest.raises(IPCError, match="there are 2 nodes, and ranks for 3; pass"):
-        Nodes(NodeAddresses(2), Workers([[1], [], [2]], 3), address=HOST, timeout=1.0, mpi=mpi)
+        NodePool(places, REQUEST, address=HOST, timeout=SECONDS, mpi=mpi)
 
 
 @pytest.mark.slow
@@ -206,7 +206,7 @@ def test_the_start_ends_at_its_deadline_whatever_mpi_does(
     monkeypatch.setattr(start_and_watch_agents, "find_mpi", find)
     begin = time.monotonic()
     with pytest.raises(DeadlineError, match=r"within 3 s: agent of node 0, agent of node 1;"):
-        Nodes(NodeAddresses(2), Workers([[1], [2]], 3), address=HOST, timeout=3.0)
+        NodePool(NodeAddresses(2), REQUEST, address=HOST, timeout=3.0)
     # Beyond 3 s are what a launcher has to end in (3 s) and to say its last words (2 s).
     assert time.monotonic() - begin < 3.0 + 5.0 + 1.0
     for process in started():

@@ -16,6 +16,7 @@ import pytest
 
 import tvm_ipc
 from tests.nodes.node_processes import SECONDS
+from tests.runtime.ragged_rows import SPREADS, check, rows_of
 from tvm_ipc.nodes.find_mpi_installation import Mpi
 
 
@@ -52,6 +53,13 @@ def test_teams_inside_of_nodes_and_across(posts: bool, session: tvm_ipc.Session)
     both = session.get_global_func("tests.collectives_in_two_teams")
     both(posts, "tests.nodes.internode_cases.pairs_anywhere")
     session.sync()
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_rows_that_only_their_senders_count(spread: str, session: tvm_ipc.Session) -> None:
+    for count, row in ((0, (4,)), (50, (3,)), (800, (257,))):
+        for groups in (1, 3):
+            check(session, rows_of(spread, 4, count, row, "float32", groups), "float32")
 
 
 def test_teams_that_the_controller_makes(session: tvm_ipc.Session) -> None:

@@ -20,6 +20,7 @@ import tvm
 import tvm_ipc
 from tests.end_to_end.overlap_cases import Case
 from tests.nodes.node_processes import SECONDS
+from tests.runtime.tensors_of_ranks import assert_each_tuple
 from tvm_ipc.errors import WorkerDiedError, WorkerError
 from tvm_ipc.nodes.find_mpi_installation import Mpi
 
@@ -43,15 +44,8 @@ def compiled(case: Case, chunks: int) -> Any:
 
 def check(case: Case, session: tvm_ipc.Session, main: Any, seed: int) -> None:
     """What each worker gets is what NumPy gives."""
-    xs, ws, bs = case.draw(seed, case.rows)
-    x = session.scatter(np.stack(xs))
-    out = main(x, *(session.put(one) for one in (*ws, *bs)))
-    wanted = case.wanted(xs, ws, bs)
-    for rank in range(case.ranks):
-        found = out.debug_get_from_remote(rank)
-        several = [found] if case.products == 1 else found
-        for one, expected in zip(several, wanted[rank], strict=True):
-            np.testing.assert_array_equal(one.numpy(), expected)
+    xs, others, wanted = case.example(seed, case.rows)
+    assert_each_tuple(main(session.scatter(np.stack(xs)), *others), wanted)
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +69,8 @@ def test_a_worker_of_the_other_node_fails_and_dies(mpi: Mpi, started: Started) -
         session.import_python_module("tests.nodes.node_functions")
         main = session.load_vm_module(compiled(case, 4))["main"]
         check(case, session, main, 0)
-        x, *rest = (session.put(one) for part in case.draw(1, case.rows) for one in part)
-        arguments = [x, *rest[1:]]  # without the part of the other worker
+        xs, others, _ = case.example(1, case.rows)
+        arguments = [session.put(one) for one in (xs[0], *others)]
         session.get_global_func("tests.nodes.fail_on")(1)
         main(*arguments)
         with pytest.raises(WorkerError, match="rank 1 was told to"):

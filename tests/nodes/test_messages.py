@@ -7,13 +7,15 @@ import contextlib
 import errno
 import random
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
+import tvm  # noqa: F401  loads the native library
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.controller_agent_json_messages import MOST_BYTES, Messages, pack, unpack
-from tvm_ipc.nodes.start_and_watch_agents import Nodes, _Node
+from tvm_ipc.nodes.start_and_watch_agents import NodePool, _Node
 
 
 @pytest.fixture
@@ -107,8 +109,9 @@ def test_the_controller_names_the_node_that_says_it(
     message: dict[str, object], ends: tuple[Messages, Messages]
 ) -> None:
     here, there = ends
-    nodes = Nodes.__new__(Nodes)  # without agents
-    nodes.nodes, nodes.ended, nodes._failure = (_Node(4, (1,), there),), {}, None
+    nodes = NodePool.__new__(NodePool)  # without agents
+    nodes.nodes, nodes.exit_codes, nodes._failure = (_Node(4, (1,), there),), {}, None
+    nodes._lock = threading.RLock()
     here.connection.sendall(pack(**message))  # type: ignore[arg-type]
     for _ in range(2):  # it stays what it is
         with pytest.raises(IPCError, match=r"the agent of node 4 (sent|failed)"):

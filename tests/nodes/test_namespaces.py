@@ -22,12 +22,13 @@ from tvm_ipc.nodes.find_mpi_installation import Mpi
 START = 8.0
 STARTING = f"""
 import json, sys
+import tvm
 from pathlib import Path
-from tvm_ipc.nodes.start_and_watch_agents import Nodes, Workers
+from tvm_ipc.nodes.start_and_watch_agents import NodePool, PoolRequest
 from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
 given = json.loads(sys.argv[1])
 places = NodeAddresses(tuple(given["hosts"]), given["network"], Path(given["shell"]))
-Nodes(places, Workers([[1], [2]], 3), address=given["hosts"][0], timeout={START})
+NodePool(places, PoolRequest((3, 1), "mpi"), address=given["hosts"][0], timeout={START})
 """
 
 
@@ -96,7 +97,7 @@ def run(network: Network, folder: Path, name: str, **given: Any) -> str:
 def test_a_session_of_disco_over_two_nodes(
     mpi: Mpi, network: Network, started: Callable[[], dict[int, str]], tmp_path: Path
 ) -> None:
-    printed = run(network, tmp_path, "disco_over_nodes.py", ranks=[[1], [2]], what="session")
+    printed = run(network, tmp_path, "disco_over_nodes.py", workers=3, what="session")
     told, ok = printed.splitlines()
     assert ok == "ok"
     assert [(n["host"], n["address"], n["shares_memory"]) for n in json.loads(told)] == [

@@ -22,7 +22,7 @@ from tests.nodes.node_processes import SECONDS
 from tvm_ipc import packed_functions
 from tvm_ipc.errors import IPCError, SessionClosedError, WorkerDiedError, WorkerError
 from tvm_ipc.nodes.find_mpi_installation import Mpi
-from tvm_ipc.nodes.session_hosts_argument import ranks_of_nodes
+from tvm_ipc.nodes.session_server_in_node_agent import ranks_of_nodes
 
 Started = Callable[[], dict[int, str]]
 
@@ -47,11 +47,11 @@ def until_error(session: tvm_ipc.Session) -> IPCError:
 
 
 def agent_of(session: Any, node: int) -> int:
-    return int(session._dispatcher.pool._nodes.nodes[node].facts["process"])
+    return int(session._dispatcher.pool.nodes[node].facts["process"])
 
 
 def launcher_of(session: Any) -> int:
-    return int(session._dispatcher.pool._nodes._launcher.process.pid)
+    return int(session._dispatcher.pool._launcher.process.pid)
 
 
 def test_what_a_session_does(session: tvm_ipc.Session) -> None:

@@ -94,7 +94,7 @@ def test_prints_of_workers_arrive(mpi: Mpi, started: Started, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "who", ["session.pids[1]", "session._dispatcher.pool._nodes.nodes[1].facts['process']"]
+    "who", ["session.pids[1]", "session._dispatcher.pool.nodes[1].facts['process']"]
 )
 def test_death_with_sigpipe_at_its_default_action(mpi: Mpi, started: Started, who: str) -> None:
     result = run(DEATH.format(who=who))

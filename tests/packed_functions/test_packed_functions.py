@@ -6,6 +6,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum, IntEnum, IntFlag
@@ -15,6 +17,7 @@ import pytest
 
 from tvm_ipc import packed_functions
 from tvm_ipc.packed_functions import (
+    KINDS,
     RESULT,
     ROLES,
     Function,
@@ -22,6 +25,7 @@ from tvm_ipc.packed_functions import (
     Registered,
     Sync,
     constants_shared_with_native_library,
+    generate_collective_functions,
 )
 
 PREFIXES = (
@@ -83,6 +87,53 @@ def test_functions_are_registered_with_the_types_that_are_listed(
         f.name: types_of(f) if f.registered in typed else "" for f in packed_functions.FUNCTIONS
     }
     assert {name: registered[name] for name in wanted} == wanted
+
+
+#: The parameters of `csrc/core/collective_list.h`, as signatures have them.
+NATIVE_PARAMETERS = {
+    "Send": "send: Tensor",
+    "SendOfRoot": "send: Tensor | None",
+    "Recv": "recv: Tensor",
+    "RecvOfRoot": "recv: Tensor | None",
+    "Kind": "kind: ReduceKind",
+    "Root": "root: int",
+    "Team": "team: Team",
+    "AllReduceStrategy": "strategy: AllReduceStrategy",
+    "Flags": "flags: CollectiveFlag",
+    "Splits": "parts: Shape",
+    "Sources": "sources: Shape",
+    "Residual": "residual: Tensor",
+    "Weight": "weight: Tensor",
+    "Bias": "bias: Tensor",
+    "Epsilon": "epsilon: float",
+    "ResidualOut": "residual_out: Tensor",
+    "NormOut": "norm_out: Tensor",
+    "SendRows": "send: Tensor",
+    "Counts": "counts: Tensor",
+    "RecvCounts": "recv_counts: Tensor",
+}
+
+
+def test_the_native_list_of_collectives_has_the_parameters_that_are_listed() -> None:
+    """Types alone do not tell a kind from a strategy or flags."""
+    header = Path(__file__).resolve().parents[2] / "tvm_ipc/csrc/core/collective_list.h"
+    source = re.sub(r"\s*\\\n\s*", " ", header.read_text())
+    entries = [
+        ("tvm_ipc." + name, parameters)
+        for name, parameters in re.findall(
+            r'ENTRY\(\w+, "(\w+)", \w+, [01], [01], [01], ([\w, ]+)\)', source
+        )
+    ] + [
+        (f"runtime.disco.{backend}.{name}", parameters)
+        for name, parameters in re.findall(r'ENTRY\("(\w+)", \w+, ([\w, ]+)\)', source)
+        for backend in packed_functions.BACKENDS
+    ]
+    assert len(entries) >= 11 + 5 * len(packed_functions.BACKENDS)
+    for name, parameters in entries:
+        function = packed_functions.find(name)
+        assert function is not None, name
+        wanted = [f"{one.name}: {one.type}" for one in function.parameters]
+        assert [NATIVE_PARAMETERS[one] for one in parameters.split(", ")] == wanted, name
 
 
 def test_only_functions_of_any_number_of_arguments_are_registered_without_types() -> None:
@@ -164,7 +215,7 @@ for name, *arguments in [
     assert run_python(code).splitlines() == [
         f"{wrong_number}{bounds}4 but got 3 arguments",
         f"{wrong_type.format(1)}{bounds}`int` but got `ffi.SmallStr`",
-        f"{wrong_type.format(5)}{reduce} -> void`. Expected `DLTensor*` but got `int`",
+        f"{wrong_type.format(0)}{reduce} -> void`. Expected `DLTensor*` but got `int`",
         f"{wrong_number}`runtime.disco.shm.sync_worker() -> void`. Expected 0 but got 1 arguments",
     ]
 
@@ -230,3 +281,40 @@ def test_what_a_meeting_proves_of_another_team() -> None:
     assert packed_functions.Team.contains(other, other)
     assert not any(packed_functions.Team.contains(group, team) for team in (world, other))
     assert not any(packed_functions.Team.contains(other, team) for team in (world, group, 3))
+
+
+def test_the_stub_has_what_the_entries_generate() -> None:
+    stub = generate_collective_functions.STUB
+    remedy = f"run `cmake --build build` or `python -m {generate_collective_functions.__name__}`"
+    assert stub.is_file(), f"{stub} is missing; {remedy}"
+    assert stub.read_text() == generate_collective_functions.stub(), f"{stub} is old; {remedy}"
+
+
+def test_the_stub_is_written_without_installed_packages(tmp_path: Path) -> None:
+    """As the build does, in an environment that may have no package or another tvm_ipc."""
+    stub = tmp_path / "stub.pyi"
+    module = generate_collective_functions.__name__
+    parent = Path(generate_collective_functions.__file__).parents[2]
+    subprocess.run([sys.executable, "-E", "-S", "-B", "-m", module, stub], cwd=parent, check=True)
+    assert stub.read_text() == generate_collective_functions.stub()
+    assert list(tmp_path.iterdir()) == [stub]
+
+
+@pytest.mark.parametrize(
+    ("name", "received"),
+    [
+        ("allreduce", 1500),
+        ("reduce_scatter", 750),
+        ("reduce", 1500),
+        ("allgather", 3000),
+        ("gather", 3000),
+        ("broadcast", 1000),
+        ("scatter", 250),
+        ("take_shard", 0),
+        ("all_to_all", 750),
+        ("permute", 1000),
+        ("send_recv", 1000),
+    ],
+)
+def test_bytes_that_arrive_at_one_of_four_ranks(name: str, received: int) -> None:
+    assert KINDS[name].bytes_received(1000, 4) == received

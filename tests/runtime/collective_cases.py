@@ -16,9 +16,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tvm_ipc.packed_functions import REDUCED_TYPES, AllReduceStrategy, ReduceKind
+from tests.collective_results import Array, Member, result_of
+from tvm_ipc.packed_functions import KINDS, REDUCED_TYPES, AllReduceStrategy, ReduceKind
 
-Array = np.ndarray[Any, Any]
 SOURCES = Path(__file__).resolve().parents[2] / "tvm_ipc" / "csrc"
 REDUCED = (
     *("float16", "bfloat16", "float32", "float64"),
@@ -26,11 +26,45 @@ REDUCED = (
 )
 MOVED = (*REDUCED, "float8_e4m3fn", "float8_e5m2")
 MEMORIES = ("arena", "private", "mixed")
-REDUCTIONS = ("allreduce", "reduce_scatter", "reduce")
+REDUCTIONS = tuple(kind.name for kind in KINDS.values() if kind.reduces)
 #: Whose inputs have a part for each rank.
-DIVIDED = ("scatter", "reduce_scatter", "all_to_all")
-EXCHANGES = ("all_to_all", "all_to_all_parts", "permute")
-GATHERS = ("allgather", "broadcast", "scatter", "gather")
+DIVIDED = tuple(kind.name for kind in KINDS.values() if kind.splits)
+#: Those that Disco has too, from and to the first rank.
+GATHERS = tuple(kind.name for kind in KINDS.values() if kind.disco and not kind.reduces)
+#: All others with a packed function of their own.
+EXCHANGES = (
+    *(kind.name for kind in KINDS.values() if not (kind.packed or kind.disco or kind.reduces)),
+    "all_to_all_parts",
+)
+
+
+def native_entries() -> dict[str, tuple[str, frozenset[str]]]:
+    """The relation of send and recv of each collective, and the backends that have a kernel.
+
+    They are those of the native core, which has a table of them.
+    """
+    text = (SOURCES / "core" / "collective_list.h").read_text()
+    columns = r",[\s\\]*".join([r'"(\w+)"', r"k(\w+)", *[r"([01])"] * 3])
+    backends = ("mpi", "cuda", "nccl")
+    return {
+        name: (relation, frozenset(["shm", *itertools.compress(backends, map(int, kernels))]))
+        for name, relation, *kernels in re.findall(columns, text)
+    }
+
+
+_NATIVE = native_entries()
+assert _NATIVE.keys() >= {kind.name for kind in KINDS.values() if kind.packed is None}
+#: Those whose input and output must not overlap.
+APART = (
+    *(name for name, (relation, _) in _NATIVE.items() if relation in ("EqualAndApart", "Splits")),
+    "all_to_all_parts",
+)
+
+
+def runs_on(operation: str, backend: str) -> bool:
+    """Return whether a backend has an operation; all have those that are no collectives."""
+    entry = _NATIVE.get(operation.removesuffix("_parts"))
+    return entry is None or backend in entry[1]
 
 
 def threshold(file: str, name: str) -> int:
@@ -83,7 +117,7 @@ def sizes(ranks: int, dtype: str, thresholds: tuple[int, ...]) -> list[int]:
 
 
 def reductions(dtype: str) -> list[ReduceKind]:
-    return [kind for kind in ReduceKind if (dtype, kind) != ("bool", ReduceKind.AVG)]
+    return [kind for kind in ReduceKind if kind.takes(dtype)]
 
 
 def _ways(ranks: int) -> tuple[int, ...]:
@@ -198,6 +232,12 @@ def messages(ranks: int, dtype: str) -> Iterator[Case]:
         yield Case("exchange", count, dtype)
 
 
+def one_of_each(ranks: int) -> Iterator[Case]:
+    """One small collective of each kind."""
+    for operation in (*REDUCTIONS, *EXCHANGES, *GATHERS, "ring"):
+        yield Case(operation, 300, memory="mixed")
+
+
 def small_ones(ranks: int) -> Iterator[Case]:
     """A bit of everything."""
     for operation, count, memory in itertools.product(
@@ -222,7 +262,7 @@ def storm(ranks: int, seed: int, count: int) -> Iterator[Case]:
         if operation not in REDUCTIONS:
             kind = 0
             flags = flags if rooted or operation in EXCHANGES else 0
-        if operation in ("ring", *EXCHANGES):
+        if operation in ("ring", *APART):
             place = 0  # who receives first would lose what it has to send
         yield Case(
             str(operation),
@@ -244,7 +284,7 @@ def again_and_again(ranks: int, dtype: str) -> Iterator[Case]:
     reduces = REDUCTIONS if dtype in REDUCED_TYPES else ()
     counts = (7, EAGER // numpy_type(dtype).itemsize + 1)  # copied, and read where it lies
     for operation, in_place in itertools.product((*reduces, *EXCHANGES, *GATHERS), (False, True)):
-        if in_place and operation in EXCHANGES:
+        if in_place and operation in APART:
             continue  # refused: peers read what would be written
         i, kind = next(turn), next(kinds) if operation in REDUCTIONS else 0
         count, memory, way = counts[i % 2], MEMORIES[i // 2 % 3], AllReduceStrategy.AUTO
@@ -298,7 +338,8 @@ def _pool(dtype: str, narrow: bool) -> Array:
 @_once
 def inputs(case: Case, ranks: int, team: int) -> Array:
     """Each member's values, as rows; different for every team."""
-    one_sends = case.operation in ("broadcast", "scatter")
+    kind = KINDS.get(case.operation)
+    one_sends = kind is not None and kind.source_on_root
     count = max(taken(case, ranks, index) for index in range(ranks))
     narrow = case.kind == ReduceKind.PROD or numpy_type(case.dtype).itemsize == 1
     pool = _pool(case.dtype, narrow)
@@ -322,8 +363,10 @@ def _add_specials(rows: Array) -> None:
 
 
 @_once
-def reduced(case: Case, ranks: int, team: int) -> Array:
-    return reduce(inputs.__wrapped__(case, ranks, team), ReduceKind(case.kind), case.nodes)
+def reduced(case: Case, ranks: int, team: int, count: int) -> Array:
+    """The reduction of the values of the first members."""
+    rows = inputs.__wrapped__(case, ranks, team)[:count]
+    return reduce(rows, ReduceKind(case.kind), case.nodes[:count])
 
 
 def reduce(rows: Array, kind: ReduceKind, nodes: tuple[int, ...] = ()) -> Array:
@@ -368,39 +411,32 @@ _STEP: dict[ReduceKind, Callable[[Array, Array], Array]] = {
     ReduceKind.MIN: lambda a, b: np.where(b < a, b, a),
     ReduceKind.MAX: lambda a, b: np.where(b > a, b, a),
     ReduceKind.AVG: lambda a, b: a + b,
+    ReduceKind.BAND: lambda a, b: a & b,
+    ReduceKind.BOR: lambda a, b: a | b,
+    ReduceKind.BXOR: lambda a, b: a ^ b,
 }
 
 
 def expected(case: Case, ranks: int, team: int, index: int) -> Array | None:
     """What the member with this index holds afterwards; None if nothing comes out there."""
-    if case.operation == "allreduce":
-        return np.asarray(reduced(case, ranks, team))
-    if case.operation == "reduce":
-        return np.asarray(reduced(case, ranks, team)) if index == root(case, ranks) else None
-    if case.operation == "reduce_scatter":
-        return np.asarray(reduced(case, ranks, team).reshape(ranks, case.count)[index])
     rows = inputs(case, ranks, team)
-    if case.operation == "broadcast":
-        return np.asarray(rows[0])
-    if case.operation == "scatter":
-        return np.asarray(rows[0].reshape(ranks, case.count)[index])
-    if case.operation == "all_to_all":
-        return np.asarray(rows.reshape(ranks, ranks, case.count)[:, index].reshape(-1))
     if case.operation == "all_to_all_parts":
         ends = np.cumsum(parts(case, ranks), axis=1)
         starts = ends - parts(case, ranks)
         pieces = [row[starts[i, index] : ends[i, index]] for i, row in enumerate(rows)]
-        return np.asarray(np.concatenate(pieces))
+        return np.concatenate(pieces)
     if case.operation == "ring":
         return np.asarray(rows[index - 1])
-    if case.operation == "permute":
-        source = sources(case, ranks)[index]
-        return np.zeros_like(rows[0]) if source < 0 else np.asarray(rows[source])
     if case.operation == "exchange":
         return np.asarray(rows[partner(ranks, index)])
-    if case.operation == "gather" and index != root(case, ranks):
-        return None
-    return np.asarray(rows.reshape(-1))
+    member = Member(
+        rows,
+        index,
+        lambda some: np.asarray(reduced(case, ranks, team, len(some))),
+        root(case, ranks),
+        sources(case, ranks),
+    )
+    return result_of(case.operation, member)
 
 
 def parts(case: Case, ranks: int) -> Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from tvm_ffi import Shape, get_global_func, register_global_func
 from tests.runtime import collective_cases as cases
 from tests.runtime import places
 from tests.runtime.collective_cases import Array, Case
+from tvm_ipc.packed_functions import KINDS
 
 _CANARY = 0xA5
 _MARGIN = 64
@@ -126,7 +127,8 @@ class Member:
         divides = case.operation in ("reduce_scatter", "scatter")
         to = self.index * case.count if send is recv and divides else 0
         send.write(values, at)
-        getattr(self, f"_{case.operation}")(
+        do = {"ring": self._ring, "exchange": self._exchange}.get(case.operation, self._collective)
+        do(
             case,
             send.part(at, len(values)) if self._sends(case) else None,
             recv.part(to, cases.given(case, self.size, self.index))
@@ -163,12 +165,12 @@ class Member:
         return result
 
     def _sends(self, case: Case) -> bool:
-        one_sends = case.operation in ("broadcast", "scatter")
-        return not one_sends or self.index == cases.root(case, self.size)
+        kind = KINDS.get(case.operation)
+        return not (kind and kind.source_on_root) or self.index == cases.root(case, self.size)
 
     def _receives(self, case: Case) -> bool:
-        one_receives = case.operation in ("reduce", "gather")
-        return not one_receives or self.index == cases.root(case, self.size)
+        kind = KINDS.get(case.operation)
+        return not (kind and kind.result_on_root) or self.index == cases.root(case, self.size)
 
     def memories(self, case: Case) -> tuple[Memory, Memory]:
         """Of input and output; the same if one is where its data belongs in the other."""
@@ -183,51 +185,24 @@ class Member:
             Memory(not in_arena, case.dtype, results, case.offset),
         )
 
-    def _allreduce(self, case: Case, send: Any, recv: Any) -> None:
-        reduce = self.own("allreduce")
-        reduce(send, case.kind, self.team, case.strategy, case.flags, recv)
-
-    def _reduce_scatter(self, case: Case, send: Any, recv: Any) -> None:
-        function = self.own("reduce_scatter")
-        function(send, case.kind, self.team, case.flags, recv)
-
-    def _reduce(self, case: Case, send: Any, recv: Any) -> None:
-        function, root = self.own("reduce"), cases.root(case, self.size)
-        function(send, case.kind, root, self.team, case.flags, recv)
-
-    def _all_to_all(self, case: Case, send: Any, recv: Any) -> None:
-        self.own("all_to_all")(send, Shape([]), self.team, case.flags, recv)
-
-    def _all_to_all_parts(self, case: Case, send: Any, recv: Any) -> None:
-        parts = Shape(cases.parts(case, self.size).reshape(-1).tolist())
-        self.own("all_to_all")(send, parts, self.team, case.flags, recv)
-
-    def _permute(self, case: Case, send: Any, recv: Any) -> None:
-        sources = Shape(cases.sources(case, self.size))
-        self.own("permute")(send, sources, self.team, case.flags, recv)
-
-    def _allgather(self, case: Case, send: Any, recv: Any) -> None:
-        if case.rooted:
-            self.own("allgather")(send, self.team, case.flags, recv)
-        else:
-            _disco("allgather")(send, self.team, recv)
-
-    def _broadcast(self, case: Case, send: Any, recv: Any) -> None:
-        self._move(case, "broadcast_from_worker0", send, recv)
-
-    def _scatter(self, case: Case, send: Any, recv: Any) -> None:
-        self._move(case, "scatter_from_worker0", send, recv)
-
-    def _gather(self, case: Case, send: Any, recv: Any) -> None:
-        self._move(case, "gather_to_worker0", send, recv)
-
-    def _move(self, case: Case, disco: str, send: Any, recv: Any) -> None:
-        if case.rooted:
-            root = cases.root(case, self.size)
-            function = self.own(case.operation)
-            function(send, root, self.team, case.flags, recv)
-        else:
-            _disco(disco)(send, self.team, recv)
+    def _collective(self, case: Case, send: Any, recv: Any) -> None:
+        kind = KINDS[case.operation.removesuffix("_parts")]
+        as_disco = case.operation in cases.GATHERS and not case.rooted
+        has_parts = case.operation == "all_to_all_parts"
+        values = {
+            "send": send,
+            "kind": case.kind,
+            "root": cases.root(case, self.size),
+            "parts": Shape(cases.parts(case, self.size).reshape(-1).tolist() if has_parts else []),
+            "sources": Shape(cases.sources(case, self.size)),
+            "team": self.team,
+            "strategy": case.strategy,
+            "flags": case.flags,
+            "recv": recv,
+        }
+        function = _disco(kind.disco) if as_disco else self.own(kind.name)
+        signature = kind.function_of("shm") if as_disco else kind.function
+        function(*(values[parameter.name] for parameter in signature.parameters))
 
     def _ring(self, case: Case, send: Any, recv: Any) -> None:
         if self.size == 1:
@@ -273,7 +248,7 @@ def collectives_in_two_teams(posts: bool, plan: str, *arguments: Any) -> int:
     divisions = [2, 0, 1, 2, 3], [2, 0, 2, 1, 3]
     members = [Member(1, False, posts, division) for division in divisions]
     done = 0
-    for case in _plan(plan)(2, *arguments):
+    for case in _cases(plan, 2, *arguments):
         memories = [member.memories(case) for member in members]
         for round_ in range(case.rounds):
             now = replace(case, round=round_)
@@ -283,16 +258,19 @@ def collectives_in_two_teams(posts: bool, plan: str, *arguments: Any) -> int:
     return done
 
 
-def _plan(name: str) -> Any:
-    """A function of `collective_cases`, or of another module: `module.function`."""
-    module, _, function = name.rpartition(".")
-    return getattr(importlib.import_module(module or cases.__name__), function)
+def _cases(plan: str, *arguments: Any) -> Iterator[Case]:
+    """The cases that the backend has, of `collective_cases` or of another module: `module.plan`."""
+    module, _, name = plan.rpartition(".")
+    backend = places.backend()
+    for case in getattr(importlib.import_module(module or cases.__name__), name)(*arguments):
+        if cases.runs_on(case.operation, backend):
+            yield case
 
 
 def _run(member: Member, plan: str, *arguments: Any) -> str:
     digest = hashlib.sha256()
     late = np.random.default_rng(member.rank)
-    for case in _plan(plan)(member.size, *arguments):
+    for case in _cases(plan, member.size, *arguments):
         if plan == "storm" and late.random() < 0.2:
             time.sleep(late.random() * 1e-3)
         result = member.run(case)

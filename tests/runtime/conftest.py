@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tvm_ipc
 from tests.runtime.disco_kinds import RANKS, Opened, on_workers, open_session
 
 
@@ -33,6 +34,25 @@ def shared_session(
         return _opened[key].session
 
     return get
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Callable[..., tvm_ipc.Session]]:
+    """Sessions of a module, by number of ranks, of groups, and the kind of the workers."""
+    sessions: dict[tuple[int, int, bool], tvm_ipc.Session] = {}
+
+    def get(ranks: int, groups: int = 1, threads: bool = True) -> tvm_ipc.Session:
+        key = (ranks, groups, threads)
+        if key not in sessions or not sessions[key].usable:
+            session = tvm_ipc.Session(ranks, num_groups=groups, threads=threads, timeout=60)
+            for name in ("collective_worker", "worker_functions"):
+                session.import_python_module(f"tests.runtime.{name}")
+            sessions[key] = session
+        return sessions[key]
+
+    yield get
+    for session in sessions.values():
+        session.close()
 
 
 @pytest.fixture(params=["ipc_threads", "ipc_processes"])

@@ -97,3 +97,12 @@ def errors_at_sync(session: tvm_ipc.Session) -> list[tuple[int, str, str]]:
     with pytest.raises(WorkerError) as error:
         session.sync()
     return [(one.rank, one.kind, one.message) for one in error.value.errors]
+
+
+def refused(session: tvm_ipc.Session, kind: str, *texts: str) -> set[int]:
+    """Return the ranks whose errors the next sync raises: all of a kind, and with these texts."""
+    errors = errors_at_sync(session)
+    for _, found, message in errors:
+        assert found == kind, message
+        assert all(text in message for text in texts), message
+    return {rank for rank, _, _ in errors}

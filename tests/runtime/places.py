@@ -37,12 +37,16 @@ def this_session_has(backend: str) -> None:
     _unusual[threading.get_ident()] = backend
 
 
-def function(name: str) -> Any:
-    """The backend's function of Disco with this name, for the rank of the calling thread."""
+def backend() -> str:
+    """The backend of the session that the calling thread works for."""
     serving = backends_of("cpu" if here().dlpack_device_type() == DEVICES["cpu"] else "cuda")
     usual = BACKEND if BACKEND in serving else serving[0]
-    backend = _unusual.get(threading.get_ident()) or usual
-    return get_global_func(f"runtime.disco.{backend}.{name}")
+    return _unusual.get(threading.get_ident()) or usual
+
+
+def function(name: str) -> Any:
+    """The backend's function of Disco with this name, for the rank of the calling thread."""
+    return get_global_func(f"runtime.disco.{backend()}.{name}")
 
 
 def here() -> Any:
@@ -53,8 +57,8 @@ def here() -> Any:
 def settle() -> None:
     """Wait until what the calling worker has begun is done: TVM copies on another stream."""
     if here().type != "cpu":
-        backend = BACKEND if ON_GPUS else "cuda"
-        get_global_func(f"runtime.disco.{backend}.sync_worker")()
+        name = BACKEND if ON_GPUS else "cuda"
+        get_global_func(f"runtime.disco.{name}.sync_worker")()
 
 
 def tensor(values: npt.NDArray[Any]) -> Any:

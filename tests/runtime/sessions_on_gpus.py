@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ import pytest
 from tvm.runtime import disco
 
 import tvm_ipc
+from tests.runtime.places import BACKEND
+from tests.runtime.tensors_of_ranks import assert_each, put_each
 from tvm_ipc.errors import DeadlineError, WorkerDiedError, WorkerError
 from tvm_ipc.gpu import discovery
 
@@ -63,13 +66,9 @@ def values(workers: int, threads: bool) -> None:
     with open_session(workers, threads) as session:
         for array in (np.arange(6.0).reshape(2, 3), np.int8([3]), np.zeros((0, 4), "float32")):
             everywhere = session.put(array)
-            for rank in range(workers):
-                np.testing.assert_array_equal(session.get(everywhere, rank), array)
-        place = session.empty((3,), "int32")
-        for rank in range(workers):
-            place.debug_copy_from(rank, np.full(3, rank, "int32"))
-        for rank in range(workers):
-            np.testing.assert_array_equal(session.get(place, rank), [rank] * 3)
+            assert_each(everywhere, [array] * workers)
+        place = put_each(session, [np.full(3, rank, "int32") for rank in range(workers)])
+        assert_each(place, [[rank] * 3 for rank in range(workers)])
         device = session.get_global_func("tvm_ipc.worker.device")()
         found = [str(device.debug_get_from_remote(rank)) for rank in range(workers)]
         assert found == [f"cuda:{rank % GPUS}" for rank in range(workers)]
@@ -85,7 +84,7 @@ def values(workers: int, threads: bool) -> None:
 def waits(workers: int, threads: bool) -> None:
     """Calls that wait for all of a process's work on GPUs come anywhere between operations."""
     with open_session(workers, threads) as session:
-        session.import_python_module("tests.runtime.gpu_threads")
+        session.import_python_module("tests.runtime.gpu_operations")
         for seed in range(4):
             session.get_global_func("tests.wait_between")(seed, 6)
             session.sync()
@@ -191,9 +190,108 @@ def of_disco(workers: int, threads: bool) -> None:
     np.testing.assert_array_equal(x.debug_get_from_remote(workers - 1).numpy(), [workers] * 9)
 
 
+def request_scenario(
+    run: Callable[[tvm_ipc.Session], None], timeout: float = 60
+) -> Callable[[int, bool], None]:
+    """Return a scenario of requests, with the backend that the environment names."""
+
+    def scenario(workers: int, threads: bool) -> None:
+        options = {"timeout": timeout, "backend": BACKEND}
+        with open_session(workers, threads, **options) as session:
+            session.import_python_module("tests.runtime.gpu_operations")
+            run(session)
+
+    return scenario
+
+
+def request_beside_program(session: tvm_ipc.Session) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        session.get_global_func("tests.works.beside")(folder)
+        session.sync()
+
+
+def requests_in_order(session: tvm_ipc.Session) -> None:
+    for seed in range(3):
+        session.get_global_func("tests.works.in_order")(seed, 3)
+        session.sync()
+
+
+def requests_keep_inputs(session: tvm_ipc.Session) -> None:
+    session.get_global_func("tests.works.kept")(6)
+    session.sync()
+
+
+def requests_in_graphs(session: tvm_ipc.Session) -> None:
+    for waits in (False, True):
+        session.get_global_func("tests.works.captured")(waits)
+        refused = (
+            f"{'wait' if waits else 'start'}: a CUDA graph is being captured, and requests are "
+        )
+        with pytest.raises(WorkerError, match=refused):
+            session.sync()
+    requests_in_order(session)
+
+
+def request_deadline(session: tvm_ipc.Session) -> None:
+    """One that a rank does not post ends at its deadline, and the session goes on."""
+    x, y = session.put(np.arange(9.0)), session.empty((9,), "float64")
+    post = session.get_global_func("tests.call_unless")
+    post(1, "tvm_ipc.start", "tvm_ipc.allreduce", x, 0, 0, 3, 0, y)
+    with pytest.raises((WorkerError, DeadlineError), match=r"waited 3 s for rank 1"):
+        session.sync()
+    requests_in_order(session)
+
+
+def streams_beside(session: tvm_ipc.Session) -> None:
+    """Two streams of a rank run side by side."""
+    with tempfile.TemporaryDirectory() as folder:
+        session.get_global_func("tests.streams.beside")(folder)
+        session.sync()
+
+
+def streams_in_order(session: tvm_ipc.Session) -> None:
+    for seed in range(3):
+        session.get_global_func("tests.streams.in_order")(seed, 3)
+        session.sync()
+
+
+def streams_refused(session: tvm_ipc.Session) -> None:
+    """After an error, programs begin on stream 0 again."""
+    left = session.get_global_func("tests.streams.left")
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: left(False), "a function returned on another stream than the one on which it be"),
+        (lambda: left(True), "it broke on stream 2"),
+        (
+            lambda: session.get_global_func("tvm_ipc.set_stream")(64),
+            "set_stream: stream is 64; expected 0 to 63",
+        ),
+        (
+            lambda: session.get_global_func("tvm_ipc.wait_stream")(-1),
+            "wait_stream: stream is -1; expected 0 to 63",
+        ),
+    ]
+    for name in ("set_stream", "wait_stream"):
+        captured = session.get_global_func("tests.streams.captured")
+        refused = f"{name}: a CUDA graph is being captured; keep set_stream and wait_stream out of"
+        calls.append((lambda captured=captured, name=name: captured(name), refused))
+    for call, message in calls:
+        call()
+        with pytest.raises(WorkerError, match=message):
+            session.sync()
+        adds(session, 2)
+    streams_in_order(session)
+
+
 SCENARIOS: dict[str, Callable[[int, bool], None]] = {
     scenario.__name__: scenario
     for scenario in (collectives, values, waits, errors, deadline, death, beside, of_disco)
+} | {
+    run.__name__: request_scenario(run, 3 if run is request_deadline else 60)
+    for run in (
+        *(request_beside_program, requests_in_order, requests_keep_inputs),
+        *(requests_in_graphs, request_deadline),
+        *(streams_beside, streams_in_order, streams_refused),
+    )
 }
 
 if __name__ == "__main__":

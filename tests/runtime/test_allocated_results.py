@@ -12,7 +12,7 @@ import pytest
 import tvm_ffi
 
 import tvm_ipc
-from tests.runtime.disco_kinds import RANKS, on_workers
+from tests.runtime.disco_kinds import RANKS, on_workers, refused
 from tvm_ipc.errors import WorkerError
 
 Array = np.ndarray[Any, Any]
@@ -174,13 +174,6 @@ def test_memory_is_that_of_empty(trio: Any) -> None:
         assert found == right
     value = result.debug_get_from_remote(0)
     assert value.device == empty.debug_get_from_remote(0).device
-
-
-def refused(session: Any, kind: str, message: str) -> None:
-    with pytest.raises(WorkerError) as error:
-        session.sync()
-    for one in error.value.errors:
-        assert (one.kind, message in one.message) == (kind, True), one.message
 
 
 def test_shapes_without_a_result(trio: Any) -> None:

@@ -22,6 +22,7 @@ from tvm_ffi import Shape
 
 import tvm_ipc
 from tests.runtime.collective_cases import EAGER, STAGE, Array, numpy_type, reduce
+from tests.runtime.tensors_of_ranks import put_each, write_each
 from tvm_ipc.errors import WorkerError
 from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, ReduceKind
 
@@ -55,21 +56,6 @@ class Case:
     @property
     def shape(self) -> tuple[int, int]:
         return self.rows, self.hidden
-
-
-@pytest.fixture(scope="module")
-def opened() -> Iterator[Callable[[int], tvm_ipc.Session]]:
-    sessions: dict[int, tvm_ipc.Session] = {}
-
-    def get(ranks: int) -> tvm_ipc.Session:
-        if ranks not in sessions or not sessions[ranks].usable:
-            sessions[ranks] = tvm_ipc.Session(ranks, threads=True, timeout=60)
-            sessions[ranks].import_python_module("tests.runtime.worker_functions")
-        return sessions[ranks]
-
-    yield get
-    for session in sessions.values():
-        session.close()
 
 
 def tensor(session: tvm_ipc.Session, shape: tuple[int, ...], dtype: str, memory: str) -> Any:
@@ -117,8 +103,7 @@ def run(session: tvm_ipc.Session, case: Case) -> tuple[list[Array], list[Array]]
     ranks = session.num_workers
     sends, residual, weight, bias = inputs(case, ranks)
     send = tensor(session, case.shape, case.dtype, case.memory)
-    for rank, values in enumerate(sends):
-        send.debug_copy_from(rank, values)
+    write_each(send, sends)
     old = session.put(residual)
     residual_out = old if case.in_place else session.empty(case.shape, case.dtype)
     norm_out = session.empty(case.shape, case.result)
@@ -213,8 +198,7 @@ def test_the_bits_are_those_of_the_parts(opened: OpenSession) -> None:
     for dtype, small in (("float32", 2.0**-24), ("bfloat16", 2.0**-8), ("float16", 2.0**-11)):
         sends = [np.full((2, 50), one, numpy_type(dtype)) for one in (1, small, small)]
         send, total = session.empty((2, 50), dtype), session.empty((2, 50), dtype)
-        for rank, values in enumerate(sends):
-            send.debug_copy_from(rank, values)
+        write_each(send, sends)
         session.get_global_func("tvm_ipc.allreduce")(send, ReduceKind.SUM, 0, 3, 0, total)
         residual = np.full((2, 50), -1, numpy_type(dtype))
         wanted = session.get(total) + residual
@@ -276,9 +260,7 @@ def test_one_answer_whatever_the_instruction_set(run_python: Callable[..., str])
 
 def test_a_team_of_some_ranks(opened: OpenSession) -> None:
     session = opened(3)
-    send = session.empty((2, 600), "float32")
-    for rank in range(3):
-        send.debug_copy_from(rank, np.full((2, 600), rank + 1, "float32"))
+    send = put_each(session, [np.full((2, 600), rank + 1, "float32") for rank in range(3)])
     zeros = session.put(np.zeros((2, 600), "float32"))
     out, norm = session.put(np.zeros((2, 600), "float32")), session.empty((2, 600), "float32")
     weight = session.put(np.ones(600, "float32"))

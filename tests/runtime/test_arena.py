@@ -18,6 +18,7 @@ from tvm_ffi import Shape
 
 import tvm_ipc
 from tests.runtime.disco_kinds import on_workers
+from tests.runtime.tensors_of_ranks import write_each
 from tvm_ipc.errors import WorkerError
 
 MIB = 1 << 20
@@ -76,8 +77,7 @@ def arena() -> Iterator[Arena]:
 def test_storage_holds_a_tensor(arena: Arena) -> None:
     array = np.arange(24, dtype="float32").reshape(4, 6)
     tensor = arena.tensor(arena.allocate(4, 6, dtype="float32"), 0, 4, 6, dtype="float32")
-    for rank in range(2):
-        tensor.debug_copy_from(rank, array + rank)
+    write_each(tensor, [array + rank for rank in range(2)])
     for rank, value in enumerate(on_workers(tensor, 2)):
         np.testing.assert_array_equal(value, array + rank, strict=True)
 
@@ -205,8 +205,7 @@ def test_neighbours_that_are_free_join(arena: Arena) -> None:
 def test_growth_keeps_what_is_there(arena: Arena) -> None:
     session = arena.session
     first = arena.tensor(arena.allocate(1000, dtype="float32"), 0, 1000, dtype="float32")
-    for rank in range(2):
-        first.debug_copy_from(rank, np.full(1000, rank + 1, "float32"))
+    write_each(first, [np.full(1000, rank + 1, "float32") for rank in range(2)])
     growths = arena.stats()["growths"]
     more = [arena.allocate(3 * MIB) for _ in range(4)]
     assert arena.stats()["growths"] > growths
@@ -258,8 +257,7 @@ def test_ranks_need_not_do_the_same(arena: Arena) -> None:
     offsets = on_workers(session.get_global_func("tests.storage_offset")(storage), 2)
     assert offsets[0] != offsets[1]
     x = arena.tensor(storage, 0, 50_000, dtype="float32")
-    for rank in range(2):
-        x.debug_copy_from(rank, np.full(50_000, rank + 1, "float32"))
+    write_each(x, [np.full(50_000, rank + 1, "float32") for rank in range(2)])
     out = session.empty((50_000,), "float32")
     session.allreduce(x, out)
     np.testing.assert_array_equal(on_workers(out, 2), np.full((2, 50_000), 3))
@@ -321,8 +319,7 @@ def test_more_than_the_limit_in_sum(small: Arena) -> None:
     held.pop(0)
     held.append(small.allocate(3 * MIB))
     x = small.tensor(held[-1], 0, 1000, dtype="float32")
-    for rank in range(3):
-        x.debug_copy_from(rank, np.ones(1000, "float32"))
+    write_each(x, [np.ones(1000, "float32")] * 3)
     small.session.allreduce(x, x)
     np.testing.assert_array_equal(on_workers(x, 3), np.full((3, 1000), 3))
     del held, x
@@ -379,8 +376,7 @@ def shared_memory_in_use() -> int:
 def test_trimming_returns_pages(arena: Arena) -> None:
     session = arena.session
     x = arena.tensor(arena.allocate(64 * MIB), 0, 64 * MIB)
-    for rank in range(2):
-        x.debug_copy_from(rank, np.ones(64 * MIB, "uint8"))
+    write_each(x, [np.ones(64 * MIB, "uint8")] * 2)
     session.sync()
     touched = shared_memory_in_use()
     del x
@@ -426,8 +422,7 @@ def test_memory_goes_with_the_session_and_its_tensors() -> None:
         arena = Arena(threads=True)
         with arena.session:
             x = arena.tensor(arena.allocate(32 * MIB), 0, 32 * MIB)
-            for rank in range(2):
-                x.debug_copy_from(rank, np.ones(32 * MIB, "uint8"))
+            write_each(x, [np.ones(32 * MIB, "uint8")] * 2)
             arena.session.sync()
             assert shared_memory_in_use() - before >= 60 * MIB
 

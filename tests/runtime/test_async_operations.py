@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import tvm_ipc
 from tests.runtime.collective_cases import again_and_again
 from tests.runtime.disco_kinds import on_workers
 from tests.runtime.places import ON_GPUS
+from tests.runtime.tensors_of_ranks import assert_each
 from tvm_ipc.comm import KINDS
 from tvm_ipc.errors import DeadlineError, WorkerDiedError, WorkerError
 from tvm_ipc.packed_functions import REDUCED_TYPES
@@ -46,22 +47,9 @@ class Requests:
 
 
 @pytest.fixture(scope="module")
-def opened() -> Iterator[OpenSession]:
-    """Sessions of this module, by number of ranks and of groups."""
-    sessions: dict[tuple[int, int], tvm_ipc.Session] = {}
-
-    def get(ranks: int, groups: int = 1) -> tvm_ipc.Session:
-        if (ranks, groups) not in sessions or not sessions[ranks, groups].usable:
-            # On GPUs threads of other teams may come between launches: docs/gpus.md.
-            threads = not ON_GPUS
-            session = tvm_ipc.Session(ranks, num_groups=groups, threads=threads, timeout=60)
-            session.import_python_module("tests.runtime.collective_worker")
-            sessions[ranks, groups] = session
-        return sessions[ranks, groups]
-
-    yield get
-    for session in sessions.values():
-        session.close()
+def opened(opened: OpenSession) -> OpenSession:
+    # On GPUs threads of other teams may come between launches: docs/gpus.md.
+    return lambda ranks, groups=1: opened(ranks, groups, threads=not ON_GPUS)
 
 
 @pytest.fixture
@@ -83,7 +71,7 @@ def trio(opened: OpenSession) -> Requests:
     ],
     ids=lambda plan: plan[0],
 )
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_each_collective_gives_what_it_gives_when_called(
     ranks: int, plan: tuple[str, ...], opened: OpenSession
 ) -> None:
@@ -219,7 +207,6 @@ def test_works_after_an_error_are_not_started(trio: Requests) -> None:
 
 def test_ranks_that_post_different_works(trio: Requests) -> None:
     session = trio.session
-    session.import_python_module("tests.runtime.worker_functions")
     x, y = trio.put(4), trio.empty(4)
     post = session.get_global_func("tests.call_elsewhere")
     one, rest = ((ALLREDUCE, x, kind, 0, 3, 0, y) for kind in (0, 1))
@@ -309,8 +296,7 @@ def test_a_sync_while_works_of_two_teams_are_on_their_way(opened: OpenSession) -
         if k % 3 == 2:
             session.sync()
             for done in outputs[: k + 1]:
-                for rank in range(4):
-                    np.testing.assert_array_equal(session.get(done, rank=rank), 2 * np.arange(5))
+                assert_each(done, [2 * np.arange(5)] * 4)
     if not ON_GPUS:
         session.emulate_link()
 
@@ -380,3 +366,11 @@ def test_a_worker_that_dies_with_works_on_their_way() -> None:
         with pytest.raises(WorkerDiedError):
             works.wait(posted[-1])
             session.sync()
+
+
+@pytest.mark.skipif(ON_GPUS, reason="GPUs have streams")
+@pytest.mark.parametrize("name", ["set_stream", "wait_stream"])
+def test_cpus_have_no_streams(trio: Requests, name: str) -> None:
+    trio.session.get_global_func(f"tvm_ipc.{name}")(1)
+    with pytest.raises(WorkerError, match=f"{name}: the workers of this session are on CPUs"):
+        trio.session.sync()

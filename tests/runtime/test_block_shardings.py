@@ -13,6 +13,7 @@ from tvm_ffi import Shape
 
 import tvm_ipc
 from tests.runtime.places import PREFIX
+from tests.runtime.tensors_of_ranks import write_each
 from tvm_ipc.errors import WorkerError
 
 RANKS = 4
@@ -27,8 +28,7 @@ def session() -> Iterator[tvm_ipc.Session]:
 def gathered(session: tvm_ipc.Session, team: Any, size: int = 2) -> list[list[float]]:
     """What each rank gets of the ranks of its team, each of which gives its number."""
     part, whole = session.empty((1,), "float32"), session.empty((size,), "float32")
-    for rank in range(RANKS):
-        part.debug_copy_from(rank, np.full(1, rank, "float32"))
+    write_each(part, [np.full(1, rank, "float32") for rank in range(RANKS)])
     session.get_global_func("tvm_ipc.allgather")(part, team, 0, whole)
     session.sync()
     return [session.get(whole, rank).tolist() for rank in range(RANKS)]
@@ -52,7 +52,7 @@ def test_a_rank_is_in_the_team_that_names_it(
 @pytest.mark.parametrize(
     ("division", "message"),
     [
-        ([], "a partition into teams is the size of the teams, then the ranks of each team in"),
+        ([], "teams in a call are the size of the teams, then the ranks of each team in"),
         ([2], "turn; got [2]"),
         ([0, 0, 1, 2, 3], "turn; got [0, 0, 1, 2, 3]"),
         ([-2, 0, 1, 2, 3], "turn; got [-2, 0, 1, 2, 3]"),
@@ -78,9 +78,17 @@ def test_what_divides_no_ranks_is_refused(
 
 
 def test_a_rank_that_is_in_no_team(session: tvm_ipc.Session) -> None:
-    message = re.escape("teams of the ranks [0, 1, 3]: rank 2 is in none")
+    part, whole = session.empty((1,), "float32"), session.empty((2,), "float32")
+    write_each(part, [np.full(1, rank, "float32") for rank in range(RANKS)])
+    write_each(whole, [np.full(2, 9, "float32")] * RANKS)
+    allgather = session.get_global_func("tvm_ipc.allgather")
+    allgather(part, Shape([2, 3, 1]), 0, whole)
+    found = [session.get(whole, rank).tolist() for rank in range(RANKS)]
+    assert found == [[0, 0], [3, 1], [0, 0], [3, 1]]
+    message = re.escape("own_slice: teams of the ranks [3, 1]: rank 0 is in none; only members")
+    session.get_global_func("tvm_ipc.own_slice")(whole, Shape([2, 3, 1]), 0, 1, 0, Shape([1]))
     with pytest.raises(WorkerError, match=message):
-        gathered(session, Shape([1, 0, 1, 3]), 1)
+        session.sync()
 
 
 @pytest.mark.parametrize("number", [1 << 32, -(1 << 32), 1 << 31, (1 << 40) + 1])

@@ -149,7 +149,7 @@ import tvm_ipc
 from tvm.runtime import disco
 if __name__ == "__main__":
     for _ in range(2):
-        with tvm_ipc.Session(3) as session:
+        with tvm_ipc.Session(2) as session:
             session.sync()
     plain = disco.ProcessSession(2)
     tvm_ipc.init_ccl(plain)

@@ -19,6 +19,7 @@ import tvm_ipc
 from tests.runtime.disco_kinds import KINDS, on_workers, open_session
 from tests.runtime.disco_programs import MLP, Collectives, ShardedMLP, attention, build
 from tests.runtime.places import PREFIX
+from tests.runtime.tensors_of_ranks import put_each
 
 OPERATIONS = {
     "sum": np.add,
@@ -47,11 +48,7 @@ def two_pairs(request: pytest.FixtureRequest, shared_session: Callable[..., Any]
 
 def place(session: Any, arrays: dict[int, np.ndarray[Any, Any]], **where: Any) -> Any:
     """A reference to tensors with these values on these workers."""
-    shape = next(iter(arrays.values())).shape
-    reference = session.empty(shape, "float32", **where)
-    for rank, array in arrays.items():
-        reference.debug_copy_from(rank, array)
-    return reference
+    return put_each(session, arrays, **where)
 
 
 def check(reference: Any, expected: dict[int, np.ndarray[Any, Any]]) -> None:

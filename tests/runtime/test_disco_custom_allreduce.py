@@ -20,9 +20,10 @@ from tvm.s_tir import dlight
 from tvm.script import relax as R
 from tvm_ffi import Shape
 
+from tests.passes_of_tvm import ALLOCATE, LOWER
 from tests.runtime.disco_kinds import KINDS, on_workers
 from tests.runtime.places import ON_GPUS
-from tvm_ipc.errors import WorkerError
+from tests.runtime.tensors_of_ranks import write_each
 from tvm_ipc.packed_functions import AllReduceStrategy
 
 SHAPES = [(2, 3), (3, 4), (128, 128)]
@@ -48,8 +49,7 @@ def test_allreduce_of_ipc_memory(
         np.arange(count, dtype="float32").reshape(shape),
         np.arange(1, 1 - count, -1, dtype="float32").reshape(shape),
     ]
-    for rank, array in enumerate(arrays):
-        source.debug_copy_from(rank, array)
+    write_each(source, arrays)
     session.get_global_func("runtime.disco.cuda_ipc.custom_allreduce")(
         source, int(strategy), target
     )
@@ -81,9 +81,7 @@ def lower_as_upstream(module: Any, strategy: AllReduceStrategy) -> Any:
         [
             transform.LegalizeOps(),
             transform.RewriteDataflowReshape(),
-            transform.ToNonDataflow(),
-            transform.RemovePurityChecking(),
-            transform.CallTIRRewrite(),
+            *ALLOCATE,
             transform.IPCAllReduceRewrite(int(strategy)),
             transform.StaticPlanBlockMemory(),
         ]
@@ -91,17 +89,7 @@ def lower_as_upstream(module: Any, strategy: AllReduceStrategy) -> Any:
     text = planned.script()
     assert text.count('"runtime.disco.cuda_ipc.custom_allreduce"') == LAYERS
     assert '"ipc_memory"' in text
-    return tvm.transform.Sequential(
-        [
-            transform.LowerGPUIPCAllocStorage(),
-            transform.LowerAllocTensor(),
-            transform.KillAfterLastUse(),
-            transform.LowerRuntimeBuiltin(),
-            transform.ComputePrimValue(),
-            transform.VMShapeLower(),
-            transform.AttachGlobalSymbol(),
-        ]
-    )(planned)
+    return tvm.transform.Sequential([transform.LowerGPUIPCAllocStorage(), *LOWER])(planned)
 
 
 @pytest.fixture(scope="module")
@@ -144,15 +132,22 @@ def test_layers_that_share_one_ipc_storage(
         np.testing.assert_array_equal(on_workers(main(inputs), 2), values)
 
 
-def test_allreduce_that_does_not_name_its_ranks_is_refused_where_there_are_groups(
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", AllReduceStrategy)
+@pytest.mark.parametrize(("workers", "groups"), [(4, 2), (3, 3)])
+def test_in_a_session_with_groups_it_sums_in_the_group(
+    kind: str,
+    strategy: AllReduceStrategy,
+    workers: int,
+    groups: int,
     shared_session: Callable[..., Any],
 ) -> None:
-    session = shared_session("ipc_processes", 4, 2)
-    x = session.put(np.ones(4, "float32"))
-    y = session.empty((4,), "float32")
-    session.sync()  # what is on its way when a rank fails may come nowhere
-    session.get_global_func("runtime.disco.cuda_ipc.custom_allreduce")(x, 1, y)
-    with pytest.raises(WorkerError, match=r"all 4 workers or the 2 of a group.*num_groups=2"):
-        session.sync()
-    session.get_global_func("tvm_ipc.allreduce")(x, 0, True, 1, 0, y)
-    np.testing.assert_array_equal(session.get(y), [2, 2, 2, 2])
+    session = shared_session(kind, workers, groups)
+    x, y = session.empty((5,), "float32"), session.empty((5,), "float32")
+    arrays = [np.arange(5, dtype="float32") * 10**rank for rank in range(workers)]
+    write_each(x, arrays)
+    session.get_global_func("runtime.disco.cuda_ipc.custom_allreduce")(x, int(strategy), y)
+    size = workers // groups
+    for rank, result in enumerate(on_workers(y, workers)):
+        wanted = np.sum(arrays[rank // size * size :][:size], axis=0)
+        np.testing.assert_array_equal(result, wanted)

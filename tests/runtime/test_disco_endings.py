@@ -5,9 +5,6 @@ as exceptions, and never end it."""
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import tvm
 from tvm.runtime import disco
 
 import tvm_ipc
+from tests.child_python import output_of_code
 from tests.runtime.disco_kinds import on_workers, open_session
 from tvm_ipc.errors import SessionClosedError, WorkerError
 from tvm_ipc.runtime import disco_session_liveness_and_errors
@@ -52,17 +50,7 @@ def message_of(function, *args):
 
 
 def run(code: str, **environment: str) -> str:
-    """The output of a program, which must end as it should."""
-    result = subprocess.run(
-        [sys.executable, "-c", START + code],
-        # Without TVM's compiler it starts in half the time.
-        env={**os.environ, "TVM_USE_RUNTIME_LIB": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return output_of_code(START + code, environment=environment)
 
 
 OUTLIVE = """
@@ -165,6 +153,7 @@ def test_a_death_is_raised_by_the_wait_for_any_worker(waits_for: int) -> None:
 
 
 FORKED = """
+ended = []
 for kind in ("ThreadedSession", "ProcessSession"):
     session = start(kind)
     x = session.empty((4,), "float32")
@@ -173,8 +162,12 @@ for kind in ("ThreadedSession", "ProcessSession"):
     if child == 0:
         for use in (session._sync_all, lambda: x.debug_get_from_remote(0), session.shutdown):
             print(message_of(use).replace(str(os.getppid()), "PARENT"), flush=True)
+        del session, x, use
+        ended.clear()  # sessions that were shut down, but not destroyed
+        gc.collect()
         os._exit(0)
-    os.waitpid(child, 0)
+    assert os.waitpid(child, 0)[1] == 0
+    ended.append(session)
     session.allreduce(x, x)
     session._sync_all()
     session.shutdown()
@@ -186,6 +179,30 @@ def test_a_forked_child_has_no_part_in_a_session() -> None:
     refused = "SessionClosedError: the session is of process PARENT, from which this one was forked"
     out = run(FORKED).splitlines()
     assert [line.partition(";")[0] for line in out] == [refused, refused, "nothing was raised"] * 2
+
+
+OWN_FORKED = """
+import tvm_ipc
+kept = []
+for threads in (True, False):
+    session = tvm_ipc.Session(2, threads=threads)
+    for end in ("open", "closed"):
+        if end == "closed":
+            session.close()
+        kept.append(session)
+        child = os.fork()
+        if child == 0:
+            kept.clear()
+            del session
+            gc.collect()
+            os._exit(0)
+        print(threads, end, os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_forked_child_destroys_no_session_of_ours() -> None:
+    lines = [f"{threads} {end} 0" for threads in (True, False) for end in ("open", "closed")]
+    assert run(OWN_FORKED).splitlines() == lines
 
 
 # ---- errors ---------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from tests.runtime.disco_kinds import (
     open_session,
 )
 from tests.runtime.disco_programs import Slices, Transposes
+from tests.runtime.tensors_of_ranks import put_each
 
 WORKERS = 4
 NODE = """
@@ -137,9 +138,7 @@ def test_copy_to_worker_0_makes_the_tensor_there_only(session: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)  # between nodes Disco carries no tensors
 def test_tensor_of_each_worker(kind: str, shared_session: Callable[..., Any]) -> None:
     session = shared_session(kind, WORKERS)
-    place = session.empty((4,), "int32")
-    for rank in range(WORKERS):
-        place.debug_copy_from(rank, np.full(4, rank, "int32"))
+    place = put_each(session, [np.full(4, rank, "int32") for rank in range(WORKERS)])
     for rank, value in enumerate(on_workers(place, WORKERS)):
         np.testing.assert_array_equal(value, np.full(4, rank))
 

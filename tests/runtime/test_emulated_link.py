@@ -61,12 +61,15 @@ def test_every_collective_is_late(pair: tvm_ipc.Session) -> None:
     half, other = pair.empty((2,), "float32"), pair.empty((4,), "float32")
     another = pair.empty((4,), "float32")
     norm = pair.get_global_func("tvm_ipc.allreduce_rms_norm")
+    ragged = pair.get_global_func("tvm_ipc.ragged_all_to_all")
+    counts, received = pair.put(np.array([1, 3])), pair.empty((2,), "int64")
     for call in (
         lambda: norm(x, x, x, 1e-5, 0, 3, 0, other, another),
         lambda: pair.allgather(x, y),
         lambda: pair.reduce_scatter(x, half),
         lambda: pair.reduce(x, other),
         lambda: pair.all_to_all(x, other),
+        lambda: ragged(x, counts, 0, 0, y, received),
         lambda: pair.broadcast_from_worker0(x, other),
         lambda: pair.scatter_from_worker0(x, half),
         lambda: pair.gather_to_worker0(x, y),

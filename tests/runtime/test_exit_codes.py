@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from tests.child_python import output_of_code
 from tvm_ipc.runtime.start_child_process import (
     UNKNOWN_EXIT_CODE,
     ChildProcess,
@@ -54,7 +53,7 @@ from tvm.runtime import disco
 session = disco.ProcessSession(2)
 session.init_ccl("shm")
 from tvm_ipc.runtime import disco_session_liveness_and_errors
-os.kill(disco_session_liveness_and_errors.state_of(session).workers[0].pid, signal.SIGKILL)
+os.kill(disco_session_liveness_and_errors.state_of(session).workers[0].process.pid, signal.SIGKILL)
 try:
     session._sync_all()
 except WorkerDiedError as error:
@@ -73,23 +72,11 @@ except IPCError as error:
 """
 
 
-def output(program: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "TVM_USE_RUNTIME_LIB": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [SESSION, DISCO], ids=["session", "disco"])
 @pytest.mark.parametrize("before", [IGNORE, REAP], ids=["ignored", "reaped"])
 def test_an_exit_code_that_the_program_took_is_unknown(program: str, before: str) -> None:
-    text = output(program.format(before=before))
+    text = output_of_code(program.format(before=before))
     assert "rank 1" in text
     assert "exit code 0" not in text
     # A handler of the program may come later than we do.
@@ -98,11 +85,11 @@ def test_an_exit_code_that_the_program_took_is_unknown(program: str, before: str
 
 @pytest.mark.parametrize("program", [SESSION, DISCO], ids=["session", "disco"])
 def test_an_exit_code_is_reported(program: str) -> None:
-    assert "exit code -9" in output(program.format(before=""))
+    assert "exit code -9" in output_of_code(program.format(before=""))
 
 
 def test_a_small_stack_is_named() -> None:
-    text = output(STACK)
+    text = output_of_code(STACK)
     assert "exit code -11; the limit of the stack (RLIMIT_STACK) is 16 KB" in text
 
 

@@ -20,6 +20,7 @@ from tvm_ffi import Shape
 
 import tvm_ipc
 from tests.runtime.places import ON_GPUS
+from tests.runtime.tensors_of_ranks import put_each, write_each
 from tvm_ipc.errors import DeadlineError, WorkerDiedError, WorkerError
 from tvm_ipc.packed_functions import MAX_EXPOSED, ReduceKind
 
@@ -46,8 +47,7 @@ class Team:
         allocate = self.session.get_global_func("tests.ipc_tensor")
         size, shape = max(1, values[0].nbytes), Shape(values[0].shape)
         tensor = allocate(size, shape, DataType(str(values[0].dtype)))
-        for rank, value in enumerate(values):
-            tensor.debug_copy_from(rank, value)
+        write_each(tensor, values)
         return tensor
 
     def expose(self, tensor: Any) -> Any:
@@ -61,18 +61,8 @@ class Team:
 
 
 @pytest.fixture(scope="module")
-def opened() -> Iterator[OpenSession]:
-    sessions: dict[int, tvm_ipc.Session] = {}
-
-    def get(ranks: int, team: Any = 0, size: int | None = None) -> Team:
-        if ranks not in sessions or not sessions[ranks].usable:
-            sessions[ranks] = tvm_ipc.Session(ranks, threads=True, timeout=60)
-            sessions[ranks].import_python_module("tests.runtime.worker_functions")
-        return Team(sessions[ranks], team, size)
-
-    yield get
-    for session in sessions.values():
-        session.close()
+def opened(opened: Callable[[int], tvm_ipc.Session]) -> OpenSession:
+    return lambda ranks, team=0, size=None: Team(opened(ranks), team, size)
 
 
 @pytest.fixture
@@ -119,11 +109,7 @@ def test_each_rank_reads_what_each_has_shown(
 
 def elsewhere(team: Team, of: Callable[[int], Any]) -> Any:
     """A tensor in memory that peers do not map: it is copied."""
-    values = [np.asarray(of(rank)) for rank in range(team.ranks)]
-    tensor = team.session.empty(values[0].shape, str(values[0].dtype))
-    for rank, value in enumerate(values):
-        tensor.debug_copy_from(rank, value)
-    return tensor
+    return put_each(team.session, map(of, range(team.ranks)))
 
 
 @pytest.mark.skipif(ON_GPUS, reason="peers on GPUs get a copy when they ask for it")
@@ -131,8 +117,7 @@ def test_peers_read_it_where_it_lies(pair: Team) -> None:
     tensor = pair.different(lambda rank: np.full(4, rank, "float32"))
     shown = pair.expose(tensor)
     peer = pair.peer(shown, 1, 2, 2)
-    for rank in range(2):
-        tensor.debug_copy_from(rank, np.full(4, 10 + rank, "float32"))
+    write_each(tensor, [np.full(4, 10 + rank, "float32") for rank in range(2)])
     np.testing.assert_array_equal(pair.session.get(peer, rank=0), np.full((2, 2), 11))
     pair.release(shown)
 
@@ -609,7 +594,7 @@ def test_shifts_are_taken_modulo_the_team(opened: OpenSession) -> None:
         (lambda x, y: (0, 0, x, y), "reduce_slices: 1 parts for a team of 2"),
         (lambda x, y: (0, 0, x, x, y, y), "reduce_slices: 3 parts for a team of 2"),
         (lambda x, y: (0, 0), "reduce_slices: argument 2 is a tensor, not missing"),
-        (lambda x, y: (5, 0, x, x, y), "reduce_slices: there is no reduction 5"),
+        (lambda x, y: (8, 0, x, x, y), "reduce_slices: there is no reduction 8"),
         (lambda x, y: (0, 99, x, x, y), "reduce_slices: there is no team 99"),
         (lambda x, y: (0, 0, x, y, y), "reduce_slices: part 1 and recv overlap"),
         (lambda x, y: (0.5, 0, x, x, y), "reduce_slices: argument 0 is the number of a reduction"),

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.child_python import output_of, run_code
+
 pytestmark = pytest.mark.slow  # kills and stops workers for minutes
 
 SCENARIOS = Path(__file__).with_name("fault_scenarios.py")
 #: Seconds for the start, and for each round on a busy machine.
 START_SECONDS, ROUND_SECONDS = 60, 12
-#: Without TVM's compiler an interpreter starts in half the time.
-ENVIRONMENT = {**os.environ, "TVM_USE_RUNTIME_LIB": "1"}
 
 
 @pytest.fixture
@@ -31,15 +31,9 @@ def rounds(request: pytest.FixtureRequest) -> int:
 
 
 def run(scenario: str, rounds: int, seed: int = 0) -> None:
-    result = subprocess.run(
-        [sys.executable, str(SCENARIOS), scenario, str(rounds), str(seed)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS + ROUND_SECONDS * rounds,
-    )
-    assert result.returncode == 0, f"exit code {result.returncode}\n{result.stderr[-5000:]}"
-    assert result.stdout.endswith("done\n")
+    timeout = START_SECONDS + ROUND_SECONDS * rounds
+    said = output_of(SCENARIOS, scenario, str(rounds), str(seed), timeout=timeout)
+    assert said.endswith("done\n")
 
 
 def test_a_worker_is_killed_while_all_are_busy(rounds):
@@ -70,7 +64,7 @@ def test_sessions_one_after_the_other(rounds):
 def test_workers_end_with_a_controller_that_is_killed(load):
     process = subprocess.Popen(
         [sys.executable, str(SCENARIOS), "controller", str(load), "0"],
-        env=ENVIRONMENT,
+        env={**os.environ, "TVM_USE_RUNTIME_LIB": "1"},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -111,11 +105,6 @@ threading.Timer(0.2, os.kill, (worker, signal.SIGKILL)).start()
 session.get_global_func("tests.reduce_for_ever")(100)
 session._sync_worker(0)
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env=ENVIRONMENT,
-        capture_output=True,
-        timeout=60,
-    )
+    result = run_code(code, timeout=60)
     assert result.returncode == 1
-    assert b"WorkerDiedError: rank 1 (pid " in result.stderr
+    assert "WorkerDiedError: rank 1 (pid " in result.stderr

@@ -154,7 +154,7 @@ def test_what_the_library_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_worker_says_what_tvm_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_libraries, "load_cuda", lambda: "not loaded: no libcudart.so.13")
-    monkeypatch.setattr(shared_libraries, "_loaded_libraries", dict)
+    monkeypatch.setattr(shared_libraries, "loaded_libraries", dict)
     with pytest.raises(LibraryError, match=r"libtvm_runtime_cuda.so, is not loaded: no libcudart"):
         tvm.get_global_func("tvm_ipc.cuda.bring_up")()
 

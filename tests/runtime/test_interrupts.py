@@ -7,12 +7,11 @@ ordinary run leaves lines out; `--fault-rounds 100` comes to nearly every one.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.child_python import output_of
 
 pytestmark = pytest.mark.slow  # presses Ctrl-C at every line
 
@@ -33,13 +32,5 @@ STRIDES = {
 def test_interrupt_at_every_line(scenario: str, request: pytest.FixtureRequest) -> None:
     rounds = int(request.config.getoption("--fault-rounds"))
     stride = max(1, STRIDES[scenario] * 6 // rounds)
-    result = subprocess.run(
-        [sys.executable, str(SCENARIOS), scenario, str(stride)],
-        capture_output=True,
-        text=True,
-        timeout=120 + 30 * rounds,
-        # Without TVM's compiler it starts in half the time.
-        env={**os.environ, "TVM_USE_RUNTIME_LIB": "1"},
-    )
-    assert result.returncode == 0, f"exit code {result.returncode}\n{result.stderr[-5000:]}"
-    assert result.stdout.endswith("done\n")
+    said = output_of(SCENARIOS, scenario, str(stride), timeout=120 + 30 * rounds)
+    assert said.endswith("done\n")

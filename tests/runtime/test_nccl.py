@@ -7,15 +7,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import cuda_double
+from tests.child_python import output_of_code
 from tvm_ipc.packed_functions import LIBRARIES
 
 PREAMBLE = """
@@ -210,17 +209,9 @@ assert ctypes.CDLL(sys.argv[1]).ncclGetUniqueId(identity) == 0
 assert any(identity.raw)
 print(tvm_ffi.get_global_func("tvm_ipc.refusal")("nccl", tvm_ffi.Shape([0, 1])))
 """
-    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(wheel())],
-        env=hidden,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "NVIDIA's driver" in done.stdout
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    said = output_of_code(code, str(wheel()), environment=hidden, compiler=True)
+    assert "NVIDIA's driver" in said
 
 
 def test_nothing_is_loaded_before_it_is_asked_for(run_python: Callable[..., str]) -> None:

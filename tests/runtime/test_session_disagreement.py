@@ -16,7 +16,7 @@ import pytest
 import tvm_ffi
 
 import tvm_ipc
-from tests.runtime.disco_kinds import RANKS, call, errors_at_sync
+from tests.runtime.disco_kinds import RANKS, call, errors_at_sync, refused
 from tests.runtime.places import PREFIX
 from tvm_ipc.errors import DeadlineError, SessionClosedError
 
@@ -63,6 +63,12 @@ def variants(trio: tvm_ipc.Session) -> dict[str, tuple[Any, Any, str, str]]:
     def permute(*sources: int) -> tuple[Any, ...]:
         send, recv = (trio.empty((4,), "float32") for _ in range(2))
         return ("tvm_ipc.permute", send, tvm_ffi.Shape(sources), 0, 0, recv)
+
+    def ragged(row: int, groups: int) -> tuple[Any, ...]:
+        send, recv = (trio.empty((6, row), "float32") for _ in range(2))
+        counts = trio.put(np.zeros((RANKS, groups), "int64"))
+        received = trio.empty((RANKS, groups), "int64")
+        return ("tvm_ipc.ragged_all_to_all", send, counts, 0, 0, recv, received)
 
     def rooted(name: str, root: int, flags: int = 0) -> tuple[Any, ...]:
         send, recv = trio.empty((12,), "float32"), trio.empty((12 * RANKS,), "float32")
@@ -114,6 +120,13 @@ def variants(trio: tvm_ipc.Session) -> dict[str, tuple[Any, Any, str, str]]:
             ") of 18 x float32",
             "all_to_all of 6 x float32",
         ),
+        "rows": (ragged(4, 2), ragged(5, 2), ") of 4 x float32", ") of 5 x float32"),
+        "counts": (
+            ragged(4, 2),
+            ragged(4, 3),
+            "ragged_all_to(parts with hash",
+            "ragged_all_to(parts with hash",
+        ),
         "sources": (
             permute(1, 2, 0),
             permute(1, -1, 0),
@@ -155,6 +168,7 @@ def variants(trio: tvm_ipc.Session) -> dict[str, tuple[Any, Any, str, str]]:
     [
         *("size", "large_size", "small_and_large", "dtype", "reduction", "strategy", "flags"),
         *("broadcast_size", "broadcast_and_gather", "parts", "parts_and_equal_ones"),
+        *("rows", "counts"),
         *("sources", "sources_of_whom_one_is_nobody", "broadcast_root", "scatter_root"),
         *("gather_root", "gather_flags"),
     ],
@@ -196,6 +210,24 @@ def test_every_rank_says_so_every_time(trio: tvm_ipc.Session) -> None:
             (f"{PREFIX}allreduce", x, 0, True, x),
             (f"{PREFIX}allreduce", y, 0, True, y),
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("allreduce", (0, 0, 0, 0)),
+        ("reduce_scatter", (0, 0, 0)),
+        ("allgather", (0, 0)),
+        ("all_to_all", (tvm_ffi.Shape([]), 0, 0)),
+        ("permute", (tvm_ffi.Shape(range(RANKS)), 0, 0)),
+    ],
+)
+def test_each_rank_reports_its_wrong_arguments_however_late(
+    name: str, options: tuple[Any, ...], trio: tvm_ipc.Session
+) -> None:
+    x, y = trio.empty((4,), "float32"), trio.empty((5,), "float32")
+    call(trio, "tests.call_late", 1, 0.3, f"tvm_ipc.{name}", x, *options, y)
+    assert refused(trio, "ValueError", f"{name}: ") == set(range(RANKS))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ import pytest
 import tvm
 
 import tvm_ipc
+from tests.child_python import run_code
 from tests.runtime.disco_kinds import call, on_workers
 from tests.runtime.fault_scenarios import at_rest, more_than, resources
 from tvm_ipc.errors import IPCError, SessionClosedError
@@ -184,23 +184,11 @@ with tvm_ipc.Session(2) as session:
     session.allreduce(x, x)
     print(session.get(x, 1)[0], session.usable)
 """
-    result = run(code, start_new_session=True)
+    result = run_code(code, start_new_session=True)
     assert (result.returncode, result.stdout, result.stderr) == (0, "2.0 True\n", "")
 
 
 # ---- the end of the interpreter -------------------------------------------------------------
-
-
-def run(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "TVM_USE_RUNTIME_LIB": "1"},  # starts in half the time
-        **options,
-    )
 
 
 def left(pids: str) -> list[str]:
@@ -242,7 +230,7 @@ print(*session.pids, flush=True)
 @PLACES
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_interpreter_ends_without_close(ending: str, threads: bool) -> None:
-    result = run((START + ENDINGS[ending]).replace("{threads}", str(threads)))
+    result = run_code((START + ENDINGS[ending]).replace("{threads}", str(threads)))
     assert (result.returncode, result.stderr) == (0, "")
     pids = result.stdout
     assert left(pids) == []
@@ -250,7 +238,9 @@ def test_interpreter_ends_without_close(ending: str, threads: bool) -> None:
 
 @PLACES
 def test_interpreter_ends_with_an_exception(threads: bool) -> None:
-    result = run((START + "raise ValueError('of the user')").replace("{threads}", str(threads)))
+    result = run_code(
+        (START + "raise ValueError('of the user')").replace("{threads}", str(threads))
+    )
     assert result.returncode == 1
     assert result.stderr.endswith("ValueError: of the user\n")
     assert result.stderr.count("Traceback") == 1
@@ -267,14 +257,14 @@ session.get_global_func("tests.sleep_on")(1, 100.0)
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 {where}
 """
-    result = run((START + code).replace("{threads}", "False"))
+    result = run_code((START + code).replace("{threads}", "False"))
     assert result.returncode == -signal.SIGINT
     assert result.stderr.endswith("KeyboardInterrupt\n")
     assert left(result.stdout) == []
 
 
 def test_workers_end_after_a_controller_that_did_not_clean_up() -> None:
-    result = run((START + "import os; os._exit(3)").replace("{threads}", "False"))
+    result = run_code((START + "import os; os._exit(3)").replace("{threads}", "False"))
     assert (result.returncode, result.stderr) == (3, "")
     assert left(result.stdout) == []
 
@@ -286,7 +276,7 @@ with tvm_ipc.Session(2) as session:
     session.import_python_module("tests.runtime.worker_functions")
     session.get_global_func("tests.print_text")("hello")
 """
-    result = run(code)
+    result = run_code(code)
     assert result.returncode == 0
     assert sorted(result.stdout.splitlines()) == ["hello from rank 0", "hello from rank 1"]
 
@@ -302,5 +292,5 @@ session.allreduce(x, x)
 print(x.debug_get_from_remote(1).numpy()[0])
 """
     for kind in ("ProcessSession", "ThreadedSession"):
-        result = run(code.replace("{kind}", kind))
+        result = run_code(code.replace("{kind}", kind))
         assert (result.returncode, result.stdout, result.stderr) == (0, "2.0\n", "")

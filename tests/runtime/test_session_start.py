@@ -5,7 +5,6 @@ no descriptors, no memory, calls that are refused, strangers; and children have 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import textwrap
 import types
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 import tvm_ipc
+from tests.child_python import output_of_code
 from tests.runtime.disco_kinds import on_workers
 
 QUICK = """
@@ -30,19 +30,10 @@ print(said)
 """
 
 
-def run(code: str, *, timeout: float = 100) -> str:
+def run(code: str) -> str:
     """The output of a program, which must end as it should."""
     code = "import os, sys\nimport tvm_ipc\ntvm_ipc.Session\n" + textwrap.dedent(code)
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        # Without TVM's compiler it starts in half the time.
-        env={**os.environ, "TVM_USE_RUNTIME_LIB": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return output_of_code(code, timeout=100)
 
 
 def test_import_paths_of_any_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +123,11 @@ def bother():
             del kept[:-50]
 
 threading.Thread(target=bother, daemon=True).start()
-for _ in range(2):
-    with tvm_ipc.Session(2) as session:
-        session.sync()
-    own = disco.ProcessSession(2)
-    own.init_ccl("shm")
-    own.shutdown()
+with tvm_ipc.Session(2) as session:
+    session.sync()
+own = disco.ProcessSession(2)
+own.init_ccl("shm")
+own.shutdown()
 stop.set()
 print("started", len(kept) > 0)
 """

@@ -6,15 +6,34 @@ All of tests/runtime can be run there, or on real GPUs: see `places.py`.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import cuda_double
+from tests.child_python import output_of
 
-SCENARIOS = Path(__file__).with_name("sessions_on_gpus.py")
+HERE = Path(__file__).parent
+
+
+def run(
+    scenario: str,
+    workers: int,
+    kind: str,
+    tmp_path: Path,
+    backend: str = "cuda",
+    **settings: object,
+) -> None:
+    report = tmp_path / "report"
+    environment = cuda_double.environment(memory=1 << 30, report=report, **settings)
+    said = output_of(
+        *(HERE / "sessions_on_gpus.py", scenario, str(workers), kind),
+        # Without TVM's compiler it starts in half the time.
+        env={**environment, "TVM_USE_RUNTIME_LIB": "1", "TVM_IPC_TEST_BACKEND": backend},
+        timeout=150,
+    )
+    assert said.endswith("done\n")
+    assert cuda_double.read_report(report).violations == []
 
 
 @pytest.mark.parametrize(
@@ -38,42 +57,59 @@ SCENARIOS = Path(__file__).with_name("sessions_on_gpus.py")
     ],
 )
 def test_session(scenario: str, workers: int, kind: str, devices: int, tmp_path: Path) -> None:
-    report = tmp_path / "report"
-    settings = {"devices": devices, "memory": 1 << 30, "report": report}
-    done = subprocess.run(
-        [sys.executable, str(SCENARIOS), scenario, str(workers), kind],
-        # Without TVM's compiler it starts in half the time.
-        env={**cuda_double.environment(**settings), "TVM_USE_RUNTIME_LIB": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-5000:]}"
-    assert done.stdout.endswith("done\n")
-    assert cuda_double.read_report(report).violations == []
+    run(scenario, workers, kind, tmp_path, devices=devices)
 
 
-def test_tests_of_cpus_pass_there() -> None:
+@pytest.mark.parametrize(
+    ("scenario", "kind", "devices", "backend"),
+    [
+        ("request_beside_program", "processes", 2, "cuda"),
+        ("requests_in_order", "processes", 2, "cuda"),
+        ("requests_in_order", "threads", 1, "cuda"),
+        ("requests_in_order", "processes", 2, "nccl"),
+        ("requests_in_order", "threads", 2, "nccl"),
+        ("requests_keep_inputs", "processes", 2, "cuda"),
+        ("requests_in_graphs", "processes", 2, "cuda"),
+        ("request_deadline", "processes", 2, "cuda"),
+        ("request_deadline", "threads", 1, "cuda"),
+        ("streams_beside", "processes", 2, "cuda"),
+        ("streams_in_order", "processes", 2, "cuda"),
+        ("streams_in_order", "threads", 1, "cuda"),
+        ("streams_in_order", "processes", 2, "nccl"),
+        ("streams_refused", "processes", 2, "cuda"),
+    ],
+)
+def test_requests_and_streams(
+    scenario: str, kind: str, devices: int, backend: str, tmp_path: Path
+) -> None:
+    """They have a stream of their own, and programs may use several, whose operations are late."""
+    run(scenario, 2, kind, tmp_path, backend, devices=devices, delay="7:2000")
+
+
+@pytest.mark.parametrize(
+    ("files", "some"),
+    [
+        (("test_teams.py", "test_views.py"), ""),
+        (
+            ("test_session_disagreement.py",),
+            "operations_that_differ or order_that_differs or nobody",
+        ),
+        (
+            ("test_session_errors.py",),
+            "vm_function or no_memory_holds or value_of_another or without_a_text",
+        ),
+        (
+            ("test_async_operations.py",),
+            "goes_on or twice or kept or comes_home or not_started or post_different or waited_for",
+        ),
+    ],
+)
+def test_tests_of_cpus_pass_there(files: tuple[str, ...], some: str) -> None:
     """Some of them, which take seconds; `places.py` says how to run others."""
-    here = Path(__file__).parent
-    disagree = "operations_that_differ or order_that_differs or nobody"
-    wrong = "vm_function or no_memory_holds or value_of_another or without_a_text"
-    commands = (
-        [str(here / "test_teams.py"), str(here / "test_views.py")],
-        [str(here / "test_session_disagreement.py"), "-k", disagree],
-        [str(here / "test_session_errors.py"), "-k", wrong],
+    environment = cuda_double.environment(devices=4, memory=1 << 30)
+    output_of(
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", *(HERE / file for file in files)),
+        *("-k", some),
+        env={**environment, "TVM_IPC_TEST_BACKEND": "cuda"},
+        timeout=200,
     )
-    for tests in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
-            env={
-                **cuda_double.environment(devices=4, memory=1 << 30),
-                "TVM_IPC_TEST_BACKEND": "cuda",
-            },
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-5000:]

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
+
+from tests.child_python import run_code
 
 #: Uses a session whose worker 1 was killed, and then writes to a pipe of its own.
 PROGRAM = """
@@ -50,20 +49,13 @@ from tvm.runtime import disco
 session = disco.ProcessSession(2)
 tvm_ipc.init_ccl(session)
 from tvm_ipc.runtime import disco_session_liveness_and_errors
-worker = disco_session_liveness_and_errors.state_of(session).workers[0].pid
+worker = disco_session_liveness_and_errors.state_of(session).workers[0].process.pid
 reference = session.broadcast(np.ones(4))
 """
 
 
 def run(session: str, use: str, action: str = "signal.SIG_DFL") -> tuple[int, list[str]]:
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(session=session, use=use, action=action)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "TVM_USE_RUNTIME_LIB": "1"},
-    )
+    result = run_code(PROGRAM.format(session=session, use=use, action=action))
     assert result.stderr == ""
     return result.returncode, result.stdout.splitlines()
 

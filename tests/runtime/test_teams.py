@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tvm_ipc
+from tests.collective_results import results_of
 from tests.runtime import places
 from tests.runtime.places import ON_GPUS
 from tvm_ipc.errors import WorkerError
+from tvm_ipc.packed_functions import KINDS
 
 #: Of each thread in the long test; a long run has 10000.
 OPERATIONS = int(os.environ.get("TEAM_OPERATIONS", "20" if ON_GPUS else "300"))
@@ -80,9 +82,11 @@ def test_collectives_over_a_team(session: tvm_ipc.Session) -> None:
     assert all(session.get(shown, rank).tolist() == rows[1].tolist() for rank in team.ranks)
 
 
-@pytest.mark.parametrize("members", [None, [3, 0, 2]])
-def test_collectives_that_disco_lacks(session: tvm_ipc.Session, members: list[int] | None) -> None:
+@pytest.mark.parametrize("members", [None, [3, 0, 2]], ids=["world", "team"])
+@pytest.mark.parametrize("name", [kind.name for kind in KINDS.values() if kind.method_doc])
+def test_each_collective(session: tvm_ipc.Session, name: str, members: list[int] | None) -> None:
     """In the world, and in a team in another order."""
+    kind = KINDS[name]
     scope: dict[str, Any] = (
         {"in_group": False} if members is None else {"team": session.team(members)}
     )
@@ -90,18 +94,14 @@ def test_collectives_that_disco_lacks(session: tvm_ipc.Session, members: list[in
     count = len(ranks)
     rows = np.arange(100, 100 + count * count, dtype="float32").reshape(count, count)
     own = session.scatter(rows, **scope)
-
-    def got(do: Callable[..., None], count: int, *options: object) -> list[list[float]]:
-        y = session.put(np.zeros(count, "float32"))
-        do(own, y, *options, **scope)
-        return [session.get(y, rank).tolist() for rank in ranks]
-
-    total = rows.sum(axis=0).tolist()
-    assert got(session.reduce_scatter, 1) == [[part] for part in total]
-    assert got(session.reduce, count, "sum", 1) == [
-        total if place == 1 else [0] * count for place in range(count)
-    ]
-    assert got(session.all_to_all, count) == rows.T.tolist()
+    root = 0 if kind.disco else 1
+    (size,) = kind.result_shape((count,), count)
+    target = session.put(np.zeros(size, "float32"))
+    options = {"root": root} if kind.rooted and not kind.disco else {}
+    getattr(session, kind.method)(own, target, **options, **scope)
+    for rank, wanted in zip(ranks, results_of(name, list(rows), root=root), strict=True):
+        expected = np.zeros(size) if wanted is None else wanted
+        np.testing.assert_array_equal(session.get(target, rank), expected)
 
 
 @pytest.mark.parametrize("ranks", [[], [0, 4], [-1], [1, 1], "01", 3, [0.5]])

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import fcntl
 import itertools
-import os
-import subprocess
-import sys
 import tempfile
 import time
 import types
@@ -15,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.child_python import run
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import scratch_dir
 from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans
@@ -49,13 +47,7 @@ def test_a_umask_without_access_is_an_error(tmp_path: Path) -> None:
     program.write_text(UMASK)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    done = subprocess.run(
-        [sys.executable, program],
-        env={**os.environ, "TMPDIR": str(temporary), "TVM_USE_RUNTIME_LIB": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-    )
+    done = run(program, environment={"TMPDIR": str(temporary)})
     assert "cannot be locked: Permission denied; the umask must leave its owner" in done.stdout
     assert list(temporary.iterdir()) == []
 

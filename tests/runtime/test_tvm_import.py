@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.child_python import output_of_code
 
 PROGRAM = """
 from tvm_ffi import core
@@ -30,10 +28,19 @@ print(unknown, disco.DRef.__tvm_ffi_type_info__.type_key)
     "begin", ["from tvm_ipc import Session", "import tvm_ipc; tvm_ipc.runtime_only()"]
 )
 def test_tvm_asks_for_no_type_that_is_not_there(begin: str, compiler: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(begin=begin)],
-        env={**os.environ, "TVM_USE_RUNTIME_LIB": compiler},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "[] runtime.disco.DRef\n", done.stderr
+    program = PROGRAM.format(begin=begin)
+    said = output_of_code(program, environment={"TVM_USE_RUNTIME_LIB": compiler})
+    assert said == "[] runtime.disco.DRef\n"
+
+
+@pytest.mark.parametrize("module", ["comm", "models", "models.weights", "nodes", "calibration"])
+def test_what_only_runs_programs_needs_no_compiler(module: str) -> None:
+    program = f"""
+import importlib, tvm_ipc
+tvm_ipc.runtime_only()
+module = importlib.import_module("tvm_ipc.{module}")
+if module.__name__ == "tvm_ipc.models":
+    module.load  # is imported on first use
+print("imported")
+"""
+    assert output_of_code(program) == "imported\n"

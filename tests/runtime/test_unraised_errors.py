@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from tests.child_python import run_code
 
 BEGIN = """
 import gc, sys
@@ -29,17 +29,7 @@ SAID = "tvm_ipc: <tvm_ipc.Session: 2 {what}, closed> ended with an error that wa
 
 
 def run(body: str, threads: bool) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            BEGIN.format(threads=threads) + textwrap.dedent(body),
-        ],
-        env={**os.environ, "TVM_USE_RUNTIME_LIB": "1"},  # starts in half the time
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_code(BEGIN.format(threads=threads) + textwrap.dedent(body))
 
 
 @pytest.mark.slow

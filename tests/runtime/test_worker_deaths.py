@@ -6,8 +6,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 
 import tvm_ipc
+from tests.child_python import run_code
 from tvm_ipc.errors import IPCError, WorkerDiedError
 from tvm_ipc.runtime import session_start
 from tvm_ipc.runtime.disco_session_liveness_and_errors import State
@@ -30,18 +29,8 @@ with tvm_ipc.Session(2) as session:
 """
 
 
-def run(code: str, level: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "TVM_USE_RUNTIME_LIB": "1", "TVM_IPC_LOG": level},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 def test_the_traceback_of_a_killed_worker_is_one_error() -> None:
-    result = run(KILLED)
+    result = run_code(KILLED, environment={"TVM_IPC_LOG": ""})
     assert result.returncode == 1
     lines = result.stderr.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
@@ -53,7 +42,7 @@ def test_the_traceback_of_a_killed_worker_is_one_error() -> None:
 
 
 def test_the_log_has_the_cause() -> None:
-    result = run(KILLED, "debug")
+    result = run_code(KILLED, environment={"TVM_IPC_LOG": "debug"})
     before, _, after = result.stderr.partition("DEBUG: session 1: a command could not be sent")
     assert before and "InternalError" in after.partition("WorkerDiedError")[0], result.stderr
 
@@ -95,18 +84,19 @@ def test_a_death_is_recognized_without_a_text(caplog: pytest.LogCaptureFixture) 
 def test_a_session_of_disco(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "tvm_ipc")
     codes = iter([None, None, *[-9] * 10])
-    worker = SimpleNamespace(worker_id=1, pid=4711, exit_code=lambda: next(codes))
+    process = SimpleNamespace(pid=4711, poll=lambda: next(codes))
+    worker = SimpleNamespace(worker_id=1, process=process)
 
     def fail() -> None:
         raise RuntimeError("Check failed: nread != -1")
 
-    state = State([worker])  # type: ignore[list-item]
+    state = State([worker], bool)  # type: ignore[list-item]
     with pytest.raises(WorkerDiedError, match=r"rank 1 \(pid 4711") as error:
         state._check_answer(fail)
     assert error.value.__context__ is None
     assert "nread" in caplog.text
     with pytest.raises(RuntimeError, match="nread") as other:
-        State([])._check_answer(fail)
+        State([], bool)._check_answer(fail)
     assert not isinstance(other.value, IPCError)
 
 

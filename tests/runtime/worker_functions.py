@@ -175,6 +175,13 @@ def sleep_on(rank: int, seconds: float) -> None:
 
 
 @register
+def call_late(rank: int, seconds: float, name: str, *args: Any) -> None:
+    """Call a function everywhere, on one rank later than on the others."""
+    sleep_on(rank, seconds)
+    get_global_func(name)(*args)
+
+
+@register
 def add_one_to(place: Tensor) -> None:
     place.copyfrom(place.numpy() + 1)
 
@@ -360,3 +367,9 @@ def fail_with_group(rank: int) -> None:
 def fail_with_long_text(rank: int, character: str, length: int) -> None:
     if worker_rank() == rank:
         raise ValueError(character * length)
+
+
+@register
+def dispatch_function_by_group(vm: Any, group_size: int, calls: Any) -> Any:
+    """Call the function of the worker's group: each call is a function and its arguments."""
+    return get_global_func("vm.builtin.invoke_closure")(vm, *calls[worker_rank() // group_size])

@@ -15,10 +15,11 @@ from tvm import relax
 from tvm.relax import op
 
 from tests.end_to_end.small_decoder import PLAN, Decoder
-from tvm_ipc import parallelize
+from tests.one_function_modules import one_function
+from tvm_ipc import comm, parallelize
 from tvm_ipc.comm import Mesh, Replica, Shard
 from tvm_ipc.spmd import Parallelized
-from tvm_ipc.spmd.op_costs import Costs, nominal, predicted
+from tvm_ipc.spmd.op_costs import Costs, Seconds, nominal, predicted
 
 #: Large enough that it is worth to divide it.
 LARGE = {"heads": 8, "kv_heads": 4, "width": 32, "inner": 704, "vocabulary": 8000}
@@ -50,21 +51,15 @@ def test_layers_are_divided_alike_and_in_seconds() -> None:
 
 def mlp(widths: list[int], rows: int) -> tuple[tvm.IRModule, dict[str, Any]]:
     """Return a stack of products, and the plan that people would write for it."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((rows, widths[0]), "float32"))
-    pairs = list(pairwise(widths))
-    weights = [
-        relax.Var(f"layers.{k}.weight", relax.TensorType(pair, "float32"))
-        for k, pair in enumerate(pairs)
-    ]
-    with builder.function("main", [x, *weights], attrs={"num_input": 1}):
-        with builder.dataflow():
-            y = x
-            for weight in weights:
-                y = builder.emit(op.nn.relu(builder.emit(op.matmul(y, weight))))
-            out = builder.emit_output(y)
-        builder.emit_func_output(out)
-    return builder.get(), {f"layers.{k}": Shard((k + 1) % 2) for k in range(len(pairs))}
+    shapes = {f"layers.{k}.weight": pair for k, pair in enumerate(pairwise(widths))}
+
+    def result(emit: Any, y: relax.Expr, *weights: relax.Var) -> relax.Expr:
+        for weight in weights:
+            y = emit(op.nn.relu(emit(op.matmul(y, weight))))
+        return y
+
+    mod = one_function(result, {"x": (rows, widths[0]), **shapes}, num_input=1)
+    return mod, {f"layers.{k}": Shard((k + 1) % 2) for k in range(len(shapes))}
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -172,3 +167,27 @@ def test_large_weights_that_are_not_divided_are_named() -> None:
     assert len(made.notes) == 2
     assert made.notes[0] in str(made)
     assert parallelize(Decoder(**LARGE).module, {"lm_head": "replicated"}, 1).notes == ()
+
+
+def test_mixtures_of_experts_have_costs() -> None:
+    """Each token is multiplied with the matrices of its experts, sent to them, and back."""
+
+    def seconds_of_tokens(tokens: int, workers: int) -> Seconds:
+        types = [
+            ((tokens, 64), "float32"),
+            ((tokens, 2), "int64"),
+            ((tokens, 2), "float32"),
+            ((4, 2000, 64), "float32"),
+            ((4, 64, 1000), "float32"),
+        ]
+        builder = relax.BlockBuilder()
+        params = [relax.Var(f"x{k}", relax.TensorType(*ty)) for k, ty in enumerate(types)]
+        with builder.function("main", params):
+            builder.emit_func_output(builder.emit(comm.moe(*params, workers=workers)))
+        return predicted(builder.get(), Costs(nominal(4)))
+
+    alone, shared = seconds_of_tokens(1000, 1), seconds_of_tokens(1000, 4)
+    assert alone.communicating == 0
+    assert shared.communicating > 0
+    assert shared.computing == alone.computing
+    assert alone.computing > 1.9 * seconds_of_tokens(500, 1).computing

@@ -13,6 +13,8 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from tests.one_function_modules import one_function
+from tests.spmd.test_styles import Model
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Shard
 
@@ -22,16 +24,8 @@ Emit = Callable[[relax.Expr], relax.Var]
 def module(result: Callable[..., relax.Expr], dtype: str = "float32", **shapes: Any) -> Any:
     """Return a module with an input `x` of shape (5, 6) or another one, and weights."""
     shapes = {"x": (5, 6), **shapes}
-    builder = relax.BlockBuilder()
-    params = [
-        relax.Var(k, relax.TensorType(shape, dtype if k == "w" else "float32"))
-        for k, shape in shapes.items()
-    ]
-    with builder.function("main", params, attrs={"num_input": 1}):
-        with builder.dataflow():
-            out = builder.emit_output(result(builder.emit, *params))
-        builder.emit_func_output(out)
-    return builder.get()
+    shapes["w"] = relax.TensorType(shapes["w"], dtype)
+    return one_function(result, shapes, num_input=1)
 
 
 def axis(mod: tvm.IRModule, style: str) -> int:
@@ -90,16 +84,7 @@ def test_rows_of_a_table_in_any_order() -> None:
 def test_scales_and_biases() -> None:
     """A parameter with one element for each output feature is sharded like them, in any shape."""
     mod = module(scaled, "int8", w=(8, 6), scale=(8, 1))
-    assert (
-        parallelize(
-            mod,
-            {
-                "*": "replicated",
-            },
-            2,
-        ).collectives
-        == {}
-    )
+    assert parallelize(mod, {"*": "replicated"}, 2).collectives == {}
     made = parallelize(mod, {"w": "colwise", "scale": "colwise"}, 2)
     assert made.shards["scale"].placements == (Shard(0),)
     assert made.collectives == {"allgather": 1}
@@ -191,25 +176,15 @@ def test_a_weight_that_is_also_a_table() -> None:
         parallelize(mod, {"w": "rowwise"}, 2)
 
 
-class Experts:
-    """The fields of a transformers model whose experts compute `x @ w`, as in Llama 4."""
-
-    def __init__(self, **plan: str) -> None:
-        self.tp_plan = plan
-
-    def named_modules(self) -> list[tuple[str, None]]:
-        return [("", None)]
-
-    def named_parameters(self, remove_duplicate: bool) -> list[tuple[str, None]]:
-        return [(name, None) for name in self.tp_plan]
-
-
 @pytest.mark.parametrize(
     ("style", "by_features", "by_model"), [("colwise", 2, 1), ("rowwise", 1, 2)]
 )
 def test_stacks_in_plans_of_models(style: str, by_features: int, by_model: int) -> None:
-    """Transformers counts axes from the end there, and its plans are written for that."""
+    """Transformers counts axes from the end there, and its plans are written for that.
+
+    Experts that compute `x @ w`, as in Llama 4, have others.
+    """
     mod = module(lambda _, x, w: op.matmul(x, w), x=(3, 5, 6), w=(3, 6, 8))
     assert axis(mod, style) == by_features
-    (placement,) = parallelize(mod, Experts(w=style), 2).shards["w"].placements
-    assert placement == Shard(by_model)
+    experts = Model({"w": style}, parameters=["w"])
+    assert parallelize(mod, experts, 2).shards["w"].placements == (Shard(by_model),)

@@ -16,6 +16,7 @@ from tvm.relax.distributed import Placement as DistPlacement
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tests.one_function_modules import one_function
 from tests.transform.loads import power
 from tvm_ipc import comm
 from tvm_ipc.comm import Mesh, Partial, Replica, Shard, place
@@ -39,19 +40,19 @@ def emit(value: relax.Expr) -> relax.Var:
     return relax.BlockBuilder.current().emit(value)
 
 
+def at(x: Any, placements: Any, mesh: Mesh = MESH, **options: Any) -> Any:
+    """Place a tensor."""
+    return emit(place(x, mesh, placements, **options))
+
+
 def module(shapes: Sequence[Any], make: Make, dtype: str = "float32") -> tvm.IRModule:
     """A function that returns what `make` makes of its parameters."""
-    params = [
-        relax.Var(f"x{k}", one if isinstance(one, relax.Type) else relax.TensorType(one, dtype))
-        for k, one in enumerate(shapes)
-    ]
-    builder = relax.BlockBuilder()
-    with builder.function("main", params):
-        with builder.dataflow():
-            made = make(*params)
-            out = builder.emit_output(made if isinstance(made, relax.Var) else emit(made))
-        builder.emit_func_output(out)
-    return builder.get()
+
+    def result(_: Any, *params: relax.Var) -> relax.Var:
+        made = make(*params)
+        return made if isinstance(made, relax.Var) else emit(made)
+
+    return one_function(result, {f"x{k}": one for k, one in enumerate(shapes)}, dtype=dtype)
 
 
 def lowered(shapes: Sequence[Any], make: Make, dtype: str = "float32") -> tvm.IRModule:
@@ -111,34 +112,17 @@ def test_columns_then_rows() -> None:
 
 
 def test_rows_of_a_sequence() -> None:
-    @I.ir_module
-    class Before:
-        @R.function
-        def main(x: R.Tensor((4, 8), "float32"), w: R.Tensor((8, 6), "float32")):
-            with R.dataflow():
-                rows = R.comm.place(x, MESH, ROWS)
-                ws = R.comm.place(w, MESH, ROWS)
-                n = R.nn.softmax(rows)
-                g = R.comm.place(n, MESH, {})
-                y = R.matmul(g, ws)
-                z = R.comm.place(y, MESH, ROWS)
-                R.output(z)
-            return z
+    def make(x: Any, w: Any) -> Any:
+        rows, ws = at(x, ROWS), at(w, ROWS)
+        g = at(emit(op.nn.softmax(rows)), {})
+        return at(emit(op.matmul(g, ws)), ROWS)
 
-    @I.ir_module
-    class Expected:
-        @R.function
-        def main(x: R.Tensor((2, 8), "float32"), w: R.Tensor((4, 6), "float32")):
-            with R.dataflow():
-                n = R.nn.softmax(x)
-                g = R.comm.allgather(n, team=PAIR)
-                lv = R.comm.take_shard(g, axis=1, team=PAIR)
-                y = R.matmul(lv, w)
-                z = R.comm.reduce_scatter(y, team=PAIR)
-                R.output(z)
-            return z
+    def expected(x: Any, w: Any) -> Any:
+        g = emit(comm.allgather(emit(op.nn.softmax(x)), team=PAIR))
+        y = emit(op.matmul(emit(comm.take_shard(g, axis=1, team=PAIR)), w))
+        return emit(comm.reduce_scatter(y, team=PAIR))
 
-    tvm.ir.assert_structural_equal(LowerPlacements()(Before), Expected)
+    check([(4, 8), (8, 6)], make, [(2, 8), (4, 6)], expected)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +144,7 @@ def test_rows_of_a_sequence() -> None:
 def test_each_redistribution(source: Any, target: Any, kind: Make) -> None:
     check(
         [(4, 6)],
-        lambda x: emit(place(emit(place(x, MESH, source)), MESH, target)),
+        lambda x: at(at(x, source), target),
         [(2, 6) if source == ROWS else (4, 6)],
         lambda x: emit(kind(x)),
     )
@@ -169,13 +153,13 @@ def test_each_redistribution(source: Any, target: Any, kind: Make) -> None:
 def test_uneven_parts_say_so() -> None:
     check(
         [(5, 7)],
-        lambda x: emit(place(emit(place(x, MESH, ROWS)), MESH, COLUMNS)),
+        lambda x: at(at(x, ROWS), COLUMNS),
         [(3, 7)],
         lambda x: emit(comm.all_to_all(x, 1, 0, extent=5, team=PAIR)),
     )
     check(
         [(5, 7)],
-        lambda x: emit(place(emit(place(x, MESH, PARTIAL)), MESH, ROWS)),
+        lambda x: at(at(x, PARTIAL), ROWS),
         [(5, 7)],
         lambda x: emit(comm.reduce_scatter(x, uneven=True, team=PAIR)),
     )
@@ -198,7 +182,7 @@ def test_uneven_parts_say_so() -> None:
     ],
 )
 def test_order_along_the_axes_of_a_mesh(source: Any, target: Any, expected: list[str]) -> None:
-    mod = lowered([(4, 8)], lambda x: emit(place(emit(place(x, GRID, source)), GRID, target)))
+    mod = lowered([(4, 8)], lambda x: at(at(x, source, GRID), target, GRID))
     assert kinds(mod) == expected
 
 
@@ -210,10 +194,10 @@ def test_along_two_axes_of_a_mesh() -> None:
         return emit(comm.allreduce(y, team=TP))
 
     def make(x: Any, w1: Any, w2: Any) -> Any:
-        xs = emit(place(x, GRID, {"dp": Shard(0)}))
-        h = emit(op.matmul(xs, emit(place(w1, GRID, COLUMNS))))
-        y = emit(op.matmul(h, emit(place(w2, GRID, ROWS))))
-        return emit(place(y, GRID, {"dp": Shard(0)}))
+        xs = at(x, {"dp": Shard(0)}, GRID)
+        h = emit(op.matmul(xs, at(w1, COLUMNS, GRID)))
+        y = emit(op.matmul(h, at(w2, ROWS, GRID)))
+        return at(y, {"dp": Shard(0)}, GRID)
 
     check([(4, 8), (8, 6), (6, 8)], make, [(2, 8), (8, 3), (3, 8)], expected)
 
@@ -245,9 +229,9 @@ def test_partial_operands(make: Make, expected: list[str]) -> None:
     mod = lowered(
         [(4, 4), (4, 4)],
         lambda x, r: (
-            emit(place(emit(make(emit(place(x, MESH, PARTIAL)), r)), MESH, PARTIAL))
+            at(emit(make(at(x, PARTIAL), r)), PARTIAL)
             if not expected
-            else emit(make(emit(place(x, MESH, PARTIAL)), r))
+            else emit(make(at(x, PARTIAL), r))
         ),
     )
     assert kinds(mod) == expected
@@ -257,10 +241,10 @@ def test_partial_results_of_other_reductions() -> None:
     most = {"tp": Partial("max")}
 
     def found(make: Make) -> list[str]:
-        return kinds(lowered([(4, 4)], lambda x: make(emit(place(x, MESH, most)))))
+        return kinds(lowered([(4, 4)], lambda x: make(at(x, most))))
 
     def kept(make: Make) -> list[str]:
-        return found(lambda x: emit(place(emit(make(x)), MESH, most)))
+        return found(lambda x: at(emit(make(x)), most))
 
     assert kept(lambda x: op.maximum(x, x)) == []
     assert kept(lambda x: op.permute_dims(x)) == []
@@ -270,7 +254,7 @@ def test_partial_results_of_other_reductions() -> None:
 
 def test_a_replicated_operand_is_cut() -> None:
     def make(x: Any, y: Any) -> Any:
-        return emit(place(emit(op.add(emit(place(x, MESH, ROWS)), y)), MESH, ROWS))
+        return at(emit(op.add(at(x, ROWS), y)), ROWS)
 
     check(
         [(4, 6), (4, 1)],
@@ -301,9 +285,7 @@ def test_a_replicated_operand_is_cut() -> None:
     ],
 )
 def test_reshape_of_a_divided_axis(before: Any, axis: int, after: Any, expected: Any) -> None:
-    mod = lowered(
-        [before], lambda x: emit(op.reshape(emit(place(x, MESH, {"tp": Shard(axis)})), after))
-    )
+    mod = lowered([before], lambda x: emit(op.reshape(at(x, {"tp": Shard(axis)}), after)))
     assert f"R.reshape(x0, R.shape({list(expected)}))" in mod.script()
     assert kinds(mod) == ["allgather"], "the result is replicated, since nothing is said"
 
@@ -330,9 +312,7 @@ def test_reshape_that_mixes_parts_is_refused(
     before: Any, axis: int, after: Any, words: str
 ) -> None:
     with pytest.raises(TransformError, match=re.escape(words)):
-        lowered(
-            [before], lambda x: emit(op.reshape(emit(place(x, MESH, {"tp": Shard(axis)})), after))
-        )
+        lowered([before], lambda x: emit(op.reshape(at(x, {"tp": Shard(axis)}), after)))
 
 
 def test_what_is_beyond_the_end_is_not_summed() -> None:
@@ -341,7 +321,7 @@ def test_what_is_beyond_the_end_is_not_summed() -> None:
 
     def product(between: Make) -> Make:
         def make(x: Any, w: Any) -> Any:
-            xs, ws = emit(place(x, MESH, COLUMNS)), emit(place(w, MESH, ROWS))
+            xs, ws = at(x, COLUMNS), at(w, ROWS)
             return emit(op.matmul(between(xs), ws))
 
         return make
@@ -362,8 +342,8 @@ def test_each_extent_has_an_end_of_its_own() -> None:
     def make(*xs: Any) -> Any:
         rows, columns = [], []
         for x, w in zip(xs[::2], xs[1::2], strict=True):
-            rows.append(emit(op.exp(emit(place(x, MESH, COLUMNS)))))
-            columns.append(emit(place(w, MESH, ROWS)))
+            rows.append(emit(op.exp(at(x, COLUMNS))))
+            columns.append(at(w, ROWS))
         products = [emit(op.matmul(x, w)) for x, w in zip(rows, columns, strict=True)]
         return emit(relax.Tuple(products))
 
@@ -374,8 +354,8 @@ def test_each_extent_has_an_end_of_its_own() -> None:
 
 def test_the_first_place_on_a_parameter_says_where_it_lies() -> None:
     def make(x: Any) -> Any:
-        emit(place(x, MESH, ROWS))
-        return emit(place(x, MESH, COLUMNS))
+        at(x, ROWS)
+        return at(x, COLUMNS)
 
     check([(4, 6)], make, [(2, 6)], lambda x: emit(comm.all_to_all(x, 1, 0, team=PAIR)))
 
@@ -383,10 +363,10 @@ def test_the_first_place_on_a_parameter_says_where_it_lies() -> None:
 def test_work_grows_linearly() -> None:
     def layers(count: int) -> tvm.IRModule:
         def make(x: Any, w1: Any, w2: Any) -> Any:
-            w1s, w2s = emit(place(w1, MESH, COLUMNS)), emit(place(w2, MESH, ROWS))
+            w1s, w2s = at(w1, COLUMNS), at(w2, ROWS)
             for _ in range(count):
                 h = emit(op.exp(emit(op.matmul(x, w1s))))
-                x = emit(place(emit(op.matmul(h, w2s)), MESH, {}))
+                x = at(emit(op.matmul(h, w2s)), {})
             return x
 
         return module([(4, 8), (8, 7), (7, 8)], make)
@@ -397,8 +377,8 @@ def test_work_grows_linearly() -> None:
 
 def test_what_the_caller_gets_beyond_the_end_is_zero() -> None:
     def make(x: Any) -> Any:
-        y = emit(op.exp(emit(place(x, MESH, ROWS))))
-        return emit(place(y, MESH, ROWS))
+        y = emit(op.exp(at(x, ROWS)))
+        return at(y, ROWS)
 
     assert "R.where" in lowered([(5, 4)], make).script()
     assert "R.where" not in lowered([(6, 4)], make).script()
@@ -409,7 +389,7 @@ def test_symbolic_extents() -> None:
     shape = relax.ShapeType([n])
 
     def make(x: Any, *_: Any) -> Any:
-        return emit(place(emit(op.nn.relu(emit(place(x, MESH, ROWS)))), MESH, ROWS))
+        return at(emit(op.nn.relu(at(x, ROWS))), ROWS)
 
     # Known to be even: the rank knows n by its part.
     assert "x0: R.Tensor((n, 4)" in lowered([(n * 2, 4)], make).script()
@@ -419,7 +399,7 @@ def test_symbolic_extents() -> None:
     with pytest.raises(TransformError, match=r"no rank knows n, .*R.Shape\(\['n'\]\)"):
         lowered([(n, 4)], make)
     # Cut where it runs.
-    mod = lowered([(n, 4)], lambda x: emit(place(emit(op.nn.relu(x)), MESH, ROWS)))
+    mod = lowered([(n, 4)], lambda x: at(emit(op.nn.relu(x)), ROWS))
     assert kinds(mod) == ["take_shard"]
 
 
@@ -487,9 +467,9 @@ def test_attributes_and_impurity_stay() -> None:
 
 def test_the_report_says_what_each_collective_is_for() -> None:
     def make(x: Any, w: Any, b: Any) -> Any:
-        xs, ws = emit(place(x, MESH, COLUMNS)), emit(place(w, MESH, ROWS))
+        xs, ws = at(x, COLUMNS), at(w, ROWS)
         y = emit(op.add(emit(op.matmul(xs, ws)), b))
-        return emit(place(y, MESH, ROWS, stream=1))
+        return at(y, ROWS, stream=1)
 
     with collect_report() as report:
         lowered([(4, 6), (6, 8), (8,)], make)
@@ -500,14 +480,14 @@ def test_the_report_says_what_each_collective_is_for() -> None:
         ("take_shard of lv3 along 'tp'", "made", "it is R along 'tp', and lv4 S[0] along 'tp'"),
         (
             "stream=1 of lv4",
-            "left out",
-            "it is not a matmul of a gathered tensor",
+            "in 8 chunks",
+            "asynchronous allreduce, 2 chunks at a time",
         ),
     ]
 
 
 def placed(make: Make, first: Any = ROWS) -> Make:
-    return lambda x, *others: emit(make(emit(place(x, MESH, first)), *others))
+    return lambda x, *others: emit(make(at(x, first), *others))
 
 
 @pytest.mark.parametrize(
@@ -523,7 +503,7 @@ def placed(make: Make, first: Any = ROWS) -> Make:
             "lv is S[0] along 'tp'; place the operands before it with R.comm.place, for",
         ),
         (
-            placed(lambda x, y: op.add(x, emit(place(y, MESH, COLUMNS)))),
+            placed(lambda x, y: op.add(x, at(y, COLUMNS))),
             "R.add: lv is S[0] and lv1 is S[1] along 'tp', which are different axes for it",
         ),
         (
@@ -542,9 +522,13 @@ def placed(make: Make, first: Any = ROWS) -> Make:
         (placed(lambda x, y: comm.allgather(x, team=PAIR)), "is R.comm.collective, which is for"),
         (placed(lambda x, y: op.ccl.allreduce(x)), "is R.ccl.allreduce, which is for one rank"),
         (
-            placed(lambda x, y: place(y, GRID, {})),
-            "places tensors on Mesh({'tp': 2}) and on Mesh({'dp': 2, 'tp': 2}); "
-            "a function uses one mesh",
+            placed(lambda x, y: op.add(x, at(y, {"dp": Shard(1)}, GRID))),
+            "lv1 is S[1] along 'dp', R along 'tp' on Mesh({'dp': 2, 'tp': 2}), but another "
+            "operand is on Mesh({'tp': 2}); place it on that mesh before",
+        ),
+        (
+            lambda x, y: op.add(at(x, {"dp": Shard(0)}, GRID), at(y, ROWS, GRID)),
+            "axis 0 of lv would be sharded along both 'dp' and 'tp'",
         ),
     ],
 )
@@ -553,18 +537,9 @@ def test_what_is_refused(make: Make, words: str) -> None:
         lowered([(4, 4), (4, 4)], make)
 
 
-def test_one_axis_is_not_divided_along_two() -> None:
-    def make(x: Any, y: Any) -> Any:
-        return emit(op.add(emit(place(x, GRID, {"dp": Shard(0)})), emit(place(y, GRID, ROWS))))
-
-    words = "axis 0 of lv would be sharded along both 'dp' and 'tp'"
-    with pytest.raises(TransformError, match=re.escape(words)):
-        lowered([(4, 4), (4, 4)], make)
-
-
 def test_an_axis_that_is_repeated_is_not_divided() -> None:
     def make(x: Any, y: Any) -> Any:
-        return emit(op.add(emit(place(x, MESH, ROWS)), y))
+        return emit(op.add(at(x, ROWS), y))
 
     with pytest.raises(TransformError, match=r"lv is S\[0\] along 'tp', and that axis is repeated"):
         lowered([(1, 4), (4, 4)], make)
@@ -573,8 +548,8 @@ def test_an_axis_that_is_repeated_is_not_divided() -> None:
 def test_shapes_that_are_not_known_are_not_divided() -> None:
     unknown = relax.TensorType(ndim=2, dtype="float32")
     with pytest.raises(TransformError, match=r"x0 is placed S.* and its shape is not known"):
-        lowered([unknown], lambda x: emit(place(x, MESH, ROWS)))
-    assert kinds(lowered([unknown], lambda x: emit(place(emit(op.exp(x)), MESH, {})))) == []
+        lowered([unknown], lambda x: at(x, ROWS))
+    assert kinds(lowered([unknown], lambda x: at(emit(op.exp(x)), {}))) == []
 
 
 def test_annotations_of_tvm_are_places() -> None:
@@ -589,8 +564,8 @@ def test_annotations_of_tvm_are_places() -> None:
         return annotated(emit(op.exp(annotated(x, "S[0], R"))), "R, S[1]")
 
     def make_with_places(x: Any) -> Any:
-        y = emit(op.exp(emit(place(x, named, [Shard(0), Replica()]))))
-        return emit(place(y, named, [Replica(), Shard(1)]))
+        y = emit(op.exp(at(x, [Shard(0), Replica()], named)))
+        return at(y, [Replica(), Shard(1)], named)
 
     found = lowered([(4, 8)], make)
     tvm.ir.assert_structural_equal(found, lowered([(4, 8)], make_with_places))

@@ -3,32 +3,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import tvm
 from tvm import relax
 from tvm.relax import op
 
+from tests.one_function_modules import one_function
 from tests.transform.loads import power
 from tvm_ipc import parallelize
 
 
+def repeated(
+    count: int, layer: Callable[..., relax.Expr], num_input: int | None, **shapes: Any
+) -> tvm.IRModule:
+    """Return a module of equal layers, whose weights have these shapes."""
+
+    def result(emit: Any, y: relax.Expr, *weights: relax.Var) -> relax.Expr:
+        for k in range(count):
+            y = emit(op.add(y, layer(emit, y, *weights[k * len(shapes) : (k + 1) * len(shapes)])))
+        return y
+
+    params = {f"layers.{k}.{name}": s for k in range(count) for name, s in shapes.items()}
+    return one_function(result, {"x": (4, 8), **params}, num_input=num_input)
+
+
 def layers(count: int) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
-    weights = [
-        relax.Var(f"layers.{k}.{name}", relax.TensorType(shape, "float32"))
-        for k in range(count)
-        for name, shape in (("up", (8, 7)), ("down", (7, 8)))
-    ]
-    with builder.function("main", [x, *weights]):
-        with builder.dataflow():
-            y = x
-            for up, down in zip(weights[::2], weights[1::2], strict=True):
-                h = builder.emit(op.nn.softmax(builder.emit(op.matmul(y, up))))
-                h = builder.emit(op.flip(h, 1))  # of which every rank needs all
-                y = builder.emit(op.add(y, builder.emit(op.matmul(h, down))))
-            out = builder.emit_output(y)
-        builder.emit_func_output(out)
-    return builder.get()
+    def layer(emit: Any, y: relax.Var, up: relax.Var, down: relax.Var) -> relax.Expr:
+        h = emit(op.nn.softmax(emit(op.matmul(y, up))))
+        return emit(op.matmul(emit(op.flip(h, 1)), down))  # of which every rank needs all
+
+    return repeated(count, layer, None, up=(8, 7), down=(7, 8))
 
 
 def test_work_grows_linearly() -> None:
@@ -38,24 +44,12 @@ def test_work_grows_linearly() -> None:
 
 
 def normed(count: int) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
-    weights = [
-        relax.Var(f"layers.{k}.{name}", relax.TensorType(shape, "float32"))
-        for k in range(count)
-        for name, shape in (("norm", (8,)), ("up", (8, 7)), ("down", (7, 8)))
-    ]
-    with builder.function("main", [x, *weights], attrs={"num_input": 1}):
-        with builder.dataflow():
-            y = builder.emit(op.nn.relu(x))
-            for k in range(count):
-                norm, up, down = weights[3 * k : 3 * k + 3]
-                h = builder.emit(op.nn.rms_norm(y, norm, axes=-1))
-                h = builder.emit(op.nn.relu(builder.emit(op.matmul(h, up))))
-                y = builder.emit(op.add(y, builder.emit(op.matmul(h, down))))
-            out = builder.emit_output(y)
-        builder.emit_func_output(out)
-    return builder.get()
+    def layer(emit: Any, y: Any, norm: relax.Var, up: relax.Var, down: relax.Var) -> relax.Expr:
+        h = emit(op.nn.rms_norm(y, norm, axes=-1))
+        h = emit(op.nn.relu(emit(op.matmul(h, up))))
+        return emit(op.matmul(h, down))
+
+    return repeated(count, layer, 1, norm=(8,), up=(8, 7), down=(7, 8))
 
 
 def test_work_of_divided_activations_grows_linearly() -> None:

@@ -4,31 +4,27 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
+from typing import Any
 
 import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tests.one_function_modules import one_function
 from tvm_ipc import parallelize
 
 
 def chain(*widths: int, name: str = "w{}") -> tvm.IRModule:
     """Return a chain of matmuls, whose weights have these widths."""
-    builder = relax.BlockBuilder()
-    n = tirx.Var("n", "int64")
-    x = relax.Var("x", relax.TensorType((n, widths[0]), "float32"))
-    weights = [
-        relax.Var(name.format(k), relax.TensorType(widths[k : k + 2], "float32"))
-        for k in range(len(widths) - 1)
-    ]
-    with builder.function("main", [x, *weights], attrs={"num_input": 1}):
-        with builder.dataflow():
-            y: relax.Expr = x
-            for weight in weights:
-                y = builder.emit(op.matmul(y, weight))
-            out = builder.emit_output(y)
-        builder.emit_func_output(out)
-    return builder.get()
+    shapes = {name.format(k): pair for k, pair in enumerate(pairwise(widths))}
+
+    def result(emit: Any, y: relax.Expr, *weights: relax.Var) -> relax.Expr:
+        for weight in weights:
+            y = emit(op.matmul(y, weight))
+        return y
+
+    return one_function(result, {"x": (tirx.Var("n", "int64"), widths[0]), **shapes}, num_input=1)
 
 
 def test_what_is_sharded() -> None:
@@ -63,3 +59,18 @@ def test_html() -> None:
     assert "<th>collective</th><th>reason</th>" in html
     assert "<td>allreduce of " in html
     assert re.findall(r"<(?!/?(?:div|table|thead|tbody|tr|th|td)>)", html) == []
+
+
+def test_a_tuple_of_a_tensor_and_something_else() -> None:
+    mod = tvm.script.from_source("""
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor((4, 8), "float32"), w: R.Tensor((8, 6), "float32")):
+        R.func_attr({"num_input": 1})
+        both = R.call_pure_packed(
+            "f", x, ty_args=(R.Tuple(R.Shape(ndim=2), R.Tensor((4, 8), "float32")),)
+        )
+        return R.matmul(both[1], w)
+""")
+    assert parallelize(mod, {"w": "colwise"}, 2).collectives == {"allgather": 1}

@@ -12,6 +12,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tests.one_function_modules import one_function
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Partial, Replica, Shard
 from tvm_ipc.spmd import ShardSpec
@@ -100,11 +101,7 @@ def test_what_is_refused(plan: Any, mesh: Mesh, words: str) -> None:
 
 
 def module(**shapes: tuple[Any, ...]) -> tvm.IRModule:
-    builder = relax.BlockBuilder()
-    xs = [relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()]
-    with builder.function("main", xs):
-        builder.emit_func_output(builder.emit(op.matmul(*xs)))
-    return builder.get()
+    return one_function(lambda _, x, w: op.matmul(x, w), shapes)
 
 
 def test_names_of_parameters() -> None:
@@ -166,14 +163,14 @@ def test_parts(shape: tuple[int, int], placements: Any) -> None:
 
 def tied(*used: str) -> tvm.IRModule:
     """Return a function with a table and a product, of which exporters leave one parameter."""
-    builder = relax.BlockBuilder()
-    ids = relax.Var("ids", relax.TensorType((5,), "int64"))
-    params = {k: relax.Var(k, relax.TensorType((10, 6), "float32")) for k in ("embed", "lm_head")}
-    with builder.function("main", [ids, *params.values()], attrs={"num_input": 1}):
-        x = builder.emit(op.take(params[used[0]], ids, 0))
-        y = builder.emit(op.matmul(x, op.permute_dims(params[used[-1]])))
-        builder.emit_func_output(y)
-    return builder.get()
+
+    def result(emit: Any, ids: Any, embed: Any, lm_head: Any) -> Any:
+        params = {"embed": embed, "lm_head": lm_head}
+        x = emit(op.take(params[used[0]], ids, 0))
+        return op.matmul(x, op.permute_dims(params[used[-1]]))
+
+    params = {"ids": relax.TensorType((5,), "int64"), "embed": (10, 6), "lm_head": (10, 6)}
+    return one_function(result, params, num_input=1)
 
 
 def test_weights_that_share_their_memory() -> None:

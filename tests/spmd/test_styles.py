@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
 from tvm import relax
 from tvm.relax import op
 
+from tests.one_function_modules import one_function
 from tvm_ipc import parallelize
 from tvm_ipc.comm import Mesh, Replica, Shard
 from tvm_ipc.spmd.plan_parser import read_plan
@@ -26,10 +27,10 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "layers.0.conv.weight": (8, 6, 3, 3),
 }
 UNUSED = Use(unused=True)
-TABLE = Use(rows=frozenset({0}))
+TABLE = Use(rows={0})
 HEAD = Matmul("logits", outputs=frozenset({0}), inputs=frozenset({1}))
-TIED = Use(rows=frozenset({0}), matmuls=(HEAD,))
-EXPERTS = Use(matmuls=(Matmul("h", outputs=frozenset({1}), inputs=frozenset({2})),))
+TIED = Use(rows={0}, matmuls=[HEAD])
+EXPERTS = Use(matmuls=[Matmul("h", outputs=frozenset({1}), inputs=frozenset({2}))])
 
 
 def lies(style: Any, name: str, use: Use = UNUSED) -> Any:
@@ -112,15 +113,15 @@ def test_tables() -> None:
 
 def test_what_a_module_is_used_for() -> None:
     """Whether a weight is a table is read from the program."""
-    builder = relax.BlockBuilder()
-    ids = relax.Var("ids", relax.TensorType((5,), "int64"))
-    table = relax.Var("table", relax.TensorType((10, 6), "float32"))
-    head = relax.Var("head", relax.TensorType((10, 6), "float32"))
-    with builder.function("main", [ids, table, head], attrs={"num_input": 1}):
-        x = builder.emit(op.take(table, ids, 0))
-        builder.emit_func_output(builder.emit(op.matmul(x, op.permute_dims(head))))
+    mod = one_function(
+        lambda emit, ids, table, head: op.matmul(
+            emit(op.take(table, ids, 0)), op.permute_dims(head)
+        ),
+        {"ids": relax.TensorType((5,), "int64"), "table": (10, 6), "head": (10, 6)},
+        num_input=1,
+    )
     plan = {"table": RowwiseParallel(), "head": ColwiseParallel(Replicate())}
-    made = parallelize(builder.get(), plan, 2)
+    made = parallelize(mod, plan, 2)
     assert made.shards["table"].placements == (Shard(0),)
     assert made.shards["head"].placements == (Shard(0),)
     assert made.collectives == {"allreduce": 1, "allgather": 1}
@@ -179,15 +180,16 @@ def test_a_style_for_matrices_is_none_for_images() -> None:
 class Model:
     """What a model of transformers has."""
 
-    def __init__(self, plan: Mapping[str, str], *modules: str) -> None:
-        self.tp_plan = plan
-        self.modules = modules
+    def __init__(
+        self, plan: Mapping[str, str], *modules: str, parameters: Iterable[str] = SHAPES
+    ) -> None:
+        self.tp_plan, self.modules, self.parameters = plan, modules, parameters
 
     def named_modules(self) -> list[tuple[str, None]]:
         return [("", None), *((name, None) for name in self.modules)]
 
     def named_parameters(self, remove_duplicate: bool) -> list[tuple[str, None]]:
-        return [(name, None) for name in SHAPES]
+        return [(name, None) for name in self.parameters]
 
 
 def test_a_model_is_the_plan_that_it_has() -> None:

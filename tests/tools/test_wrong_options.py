@@ -11,13 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tvm_ipc.tools.bench.options import _overlap_parser
-from tvm_ipc.tools.bench.options import _parser as bench_parser
+from tvm_ipc.tools.bench.options import overlap_parser
+from tvm_ipc.tools.bench.options import parser as bench_parser
 from tvm_ipc.tools.command_line import _parser as main_parser
 from tvm_ipc.tools.command_line import main
-from tvm_ipc.tools.demo.options import _parser as demo_parser
-from tvm_ipc.tools.explain.command import _parser as explain_parser
-from tvm_ipc.tools.run.options import _parser as run_parser
+from tvm_ipc.tools.demo.options import parser as demo_parser
+from tvm_ipc.tools.doctor.command import parser as doctor_parser
+from tvm_ipc.tools.explain.options import parser as explain_parser
+from tvm_ipc.tools.run.options import parser as run_parser
 
 SIZES = ["x", "0", "-1", "2.5", ""]
 AMOUNTS = ["x", "-1", "nan", "inf", ""]
@@ -46,6 +47,7 @@ WRONG = {
         "--world-size": [*SIZES, "65", "3"],
         "--strategy": ["fastest", "", "1"],
         "--overlap": ["0", "65", "-1", "", "x", "/"],
+        "--streams": SIZES,
         "--barrier-budget": ["x", "-1", "2.5", ""],
         "--size": ["x", "n", "n=", "=3", "n=x", "n=-1", "no_such_size=3"],
     },
@@ -135,8 +137,9 @@ def test_wrong_options(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     ("command", "parser"),
     [
         ("bench", bench_parser()),
-        ("bench overlap", _overlap_parser()),
+        ("bench overlap", overlap_parser()),
         ("demo", demo_parser()),
+        ("doctor", doctor_parser()),
         ("explain", explain_parser()),
         ("run", run_parser()),
     ],
@@ -147,4 +150,3 @@ def test_every_option_has_wrong_values(command: str, parser: argparse.ArgumentPa
     (commands,) = (one.choices for one in main_parser()._actions if one.choices)
     # Options of `node` are those of a program.
     assert set(commands) == {one.split()[0] for one in WRONG} | {"node"}
-    assert set(options(commands["doctor"])) == set(WRONG["doctor"])

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from tests.transform.byoc_modules import apply
+from tvm_ipc.analysis.walk_and_rewrite_bindings import bindings_of
 from tvm_ipc.transform import (
     MarkCompilerFunctionsAsExtern,
 )
@@ -48,17 +49,16 @@ def lowered_calls(module: tvm.IRModule, name: str = "main") -> list[str]:
         return names.setdefault(value, next(one for one in free if one not in names.values()))
 
     texts = []
-    for block in module[name].body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if not isinstance(value, relax.Call):
-                continue
-            if isinstance(value.op, relax.ExternFunc):
-                texts.append(f"{value.op.global_symbol}({', '.join(map(named, value.args))})")
-            elif value.op == ALLOC_TENSOR:
-                extents = [getattr(one, "name", one) for one in value.args[0].values]
-                shape = ", ".join(one if isinstance(one, str) else str(int(one)) for one in extents)
-                texts.append(f"{named(binding.var)} = alloc ({shape}) {value.args[3].value}")
+    for binding in bindings_of(module[name].body):
+        value = binding.value
+        if not isinstance(value, relax.Call):
+            continue
+        if isinstance(value.op, relax.ExternFunc):
+            texts.append(f"{value.op.global_symbol}({', '.join(map(named, value.args))})")
+        elif value.op == ALLOC_TENSOR:
+            extents = [getattr(one, "name", one) for one in value.args[0].values]
+            shape = ", ".join(one if isinstance(one, str) else str(int(one)) for one in extents)
+            texts.append(f"{named(binding.var)} = alloc ({shape}) {value.args[3].value}")
     return texts
 
 

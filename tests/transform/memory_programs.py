@@ -11,32 +11,21 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax import transform
 
+from tests.passes_of_tvm import ALLOCATE, LOWER
 from tvm_ipc.analysis.binding_builders import dtype_of
-from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, typed
+from tvm_ipc.analysis.collective_calls import match_collective
+from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, rewrite, typed
+from tvm_ipc.packed_functions import CollectiveFlag
 from tvm_ipc.transform import LowerGPUIPCAllocStorage, LowerPackedAllocTensor
 
 _ALLOC_STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
 
 #: Up to where the memory is planned.
-BEFORE = [
-    transform.LegalizeOps(),
-    transform.RewriteDataflowReshape(),
-    transform.ToNonDataflow(),
-    transform.RemovePurityChecking(),
-    transform.CallTIRRewrite(),
-]
+BEFORE = [transform.LegalizeOps(), transform.RewriteDataflowReshape(), *ALLOCATE]
 
 #: From the planned module to what the virtual machine runs.
-AFTER = [
-    LowerPackedAllocTensor(),
-    LowerGPUIPCAllocStorage(),
-    transform.LowerAllocTensor(),
-    transform.KillAfterLastUse(),
-    transform.LowerRuntimeBuiltin(),
-    transform.ComputePrimValue(),
-    transform.VMShapeLower(),
-    transform.AttachGlobalSymbol(),
-]
+AFTER = [LowerPackedAllocTensor(), LowerGPUIPCAllocStorage(), *LOWER]
 
 
 def compiled(module: tvm.IRModule, *passes: tvm.transform.Pass) -> Any:
@@ -63,22 +52,23 @@ def storages(module: tvm.IRModule) -> dict[str, list[int]]:
     A symbolic size counts as if its variables were 1.
     """
     sizes: dict[str, list[int]] = defaultdict(list)
-
-    def visit(node: Any) -> None:
-        if not isinstance(node, relax.Call) or not isinstance(node.op, tvm.ir.Op):
-            return
-        if node.op.name == "relax.memory.alloc_storage":
-            sizes[str(node.args[2].value)].append(_value(node.args[0].values[0]))
-        elif node.op.name == "relax.builtin.alloc_tensor":
-            size = node.args[1].value.bits // 8
-            for extent in node.args[0].values:
+    functions = [f for f in module.functions.values() if isinstance(f, relax.Function)]
+    for call in (call for function in functions for call in calls(function)):
+        if operator_of(call) == "relax.memory.alloc_storage":
+            sizes[str(call.args[2].value)].append(_value(call.args[0].values[0]))
+        elif operator_of(call) == "relax.builtin.alloc_tensor":
+            size = call.args[1].value.bits // 8
+            for extent in call.args[0].values:
                 size *= _value(extent)
-            sizes[str(node.args[3].value)].append(size)
-
-    for function in module.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
+            sizes[str(call.args[3].value)].append(size)
     return dict(sizes)
+
+
+def left_out(module: tvm.IRModule, name: str = "main") -> list[bool]:
+    """Return for each all-reduce of a function whether it does without its exit barrier."""
+    collectives = [match_collective(call) for call in calls(module[name])]
+    flags = [one.flags for one in collectives if one is not None and one.flags is not None]
+    return [CollectiveFlag.NO_EXIT_BARRIER in flag for flag in flags]
 
 
 def planned(module: tvm.IRModule) -> int:

@@ -7,6 +7,8 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tvm_ipc.analysis.views_and_writes_of_calls import name_of_callee, operator_of
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, walk
 from tvm_ipc.transform import PlanMemoryScopes, Report, collect_report
 
 
@@ -22,36 +24,17 @@ def reported(module: tvm.IRModule, **options) -> tuple[tvm.IRModule, Report]:
 
 def scopes(function: relax.Function) -> dict[str, str]:
     """The scope of each allocation of a function, by the name of its variable."""
-    found: dict[str, str] = {}
-
-    def visit(node) -> None:
-        if isinstance(node, relax.SeqExpr):
-            for block in node.blocks:
-                for binding in block.bindings:
-                    value = binding.value
-                    name = str(getattr(getattr(value, "op", None), "name", ""))
-                    if name == "relax.builtin.alloc_tensor":
-                        found[str(binding.var.name)] = str(value.args[3].value)
-
-    relax.analysis.post_order_visit(function, visit)
-    return found
+    return {
+        str(binding.var.name): str(value.args[3].value)
+        for binding, value in walk(function)
+        if operator_of(value) == "relax.builtin.alloc_tensor"
+    }
 
 
 def copies(function: relax.Function) -> list[tuple[str, str]]:
     """The copies between scopes of a function: names of source and target."""
-    found: list[tuple[str, str]] = []
-
-    def visit(node) -> None:
-        if (
-            isinstance(node, relax.Call)
-            and isinstance(node.op, relax.ExternFunc)
-            and str(node.op.global_symbol) == "tvm_ipc.copy"
-        ):
-            source, target = node.args
-            found.append((str(getattr(source, "name", "const")), str(target.name)))
-
-    relax.analysis.post_order_visit(function, visit)
-    return found
+    found = [call for call in calls(function) if name_of_callee(call.op) == "tvm_ipc.copy"]
+    return [(str(getattr(x, "name", "const")), str(y.name)) for x, y in (c.args for c in found)]
 
 
 def names_in(function: tvm.tirx.PrimFunc) -> dict[str, str]:

@@ -13,6 +13,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
+from tests.transform.script_forms import alloc
 from tvm_ipc import comm
 from tvm_ipc.analysis.collective_calls import match_collective, match_start
 from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
@@ -63,10 +64,9 @@ def posted(body: Any) -> tuple[list[str], list[tuple[str, str]]]:
     relax.analysis.well_formed(after)  # raises
     assert [h for h in verify_cross_rank_safety(after) if not h.unknown] == []
     names = [
-        str(b.value.op.global_symbol).rpartition(".")[2]
-        for block in after["main"].body.blocks
-        for b in block.bindings
-        if isinstance(b.value, relax.Call) and isinstance(b.value.op, relax.ExternFunc)
+        str(call.op.global_symbol).rpartition(".")[2]
+        for call in calls(after["main"])
+        if isinstance(call.op, relax.ExternFunc)
     ]
     return names, [(one.verdict, one.reason) for one in report.decisions]
 
@@ -207,8 +207,8 @@ def test_an_output_that_a_local_function_captures() -> None:
     class Captured:
         @R.function(pure=False)
         def main(x: R.Tensor((8,), "float32")) -> R.Tensor((8,), "float32"):
-            recv = R.builtin.alloc_tensor(R.shape([8]), R.dtype("float32"), 0, "global")
-            other = R.builtin.alloc_tensor(R.shape([8]), R.dtype("float32"), 0, "global")
+            recv = alloc(8)
+            other = alloc(8)
 
             @R.function(pure=False)
             def look(y: R.Tensor((8,), "float32")) -> R.Tensor((8,), "float32"):

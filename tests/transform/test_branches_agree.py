@@ -10,6 +10,7 @@ import tvm
 
 import tvm_ipc
 from tvm_ipc.analysis.matching_collectives_across_branches import matching_collectives
+from tvm_ipc.analysis.program_order import linearize
 from tvm_ipc.transform import collect_report
 
 PRODUCT = "m = R.matmul(x, w)"
@@ -52,11 +53,7 @@ def verdicts(then: list[str], otherwise: list[str], name: str, **options: Any) -
     ],
 )
 def test_a_pass_leaves_alone_what_it_cannot_change_in_both(
-    branches: tuple[list[str], list[str]],
-    name: str,
-    options: dict[str, Any],
-    both: str,
-    swap: bool,
+    branches: tuple[list[str], list[str]], name: str, options: dict[str, Any], both: str, swap: bool
 ) -> None:
     then, otherwise = reversed(branches) if swap else branches
     assert verdicts(then, otherwise, name, **options) == ["skipped"] * 2
@@ -69,9 +66,12 @@ def test_norms_that_differ_are_not_fused() -> None:
     assert verdicts(NORM, other, "FuseAllReduceEpilogue") == ["skipped"] * 2
 
 
+def matches(then: list[str], otherwise: list[str]) -> list[Any]:
+    function = module(then, otherwise)["main"]
+    return sorted(matching_collectives(linearize("main", function)).values())
+
+
 def test_which_collectives_match() -> None:
-    found = matching_collectives(module(NORM, PLAIN)["main"].body)
-    assert sorted(found.values()) == [("allreduce",)] * 2
-    other = [PRODUCT, "y = R.ccl.broadcast_from_worker0(m)"]
-    assert matching_collectives(module(NORM, other)["main"].body) == {}
-    assert matching_collectives(module(NORM, [PRODUCT, "y = R.add(m, m)"])["main"].body) == {}
+    assert matches(NORM, PLAIN) == [("allreduce",)] * 2
+    assert matches(NORM, [PRODUCT, "y = R.ccl.broadcast_from_worker0(m)"]) == []
+    assert matches(NORM, [PRODUCT, "y = R.add(m, m)"]) == []

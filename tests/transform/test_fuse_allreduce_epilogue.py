@@ -178,12 +178,15 @@ def test_types_and_shapes(dtype: str, shape: tuple[int, ...]) -> None:
     assert fused(Program(dtype, shape).module(usual)) == [RMS]
 
 
-@pytest.mark.parametrize("team", ["world", "group", [[0, 1], [3, 2]]])
-def test_collectives_of_ours(team: Any) -> None:
+@pytest.mark.parametrize(
+    ("team", "num_groups"),
+    [("world", 2), ("group", 2), ([[0, 1], [3, 2]], 2), ([[0, 1], [3, 2]], 1)],
+)
+def test_collectives_of_ours(team: Any, num_groups: int) -> None:
     def body(p: Program) -> Any:
         return p.norm(p.add(p.emit(comm.allreduce(p.part, team=team)), p.residual))
 
-    result = FuseAllReduceEpilogue(num_groups=2)(Program().module(body))
+    result = FuseAllReduceEpilogue(num_groups=num_groups)(Program().module(body))
     (call,) = (one for one in calls(result["main"]) if "call_dps" in str(one.op.name))
     given = call.args[1].fields[4]
     if isinstance(team, str):
@@ -196,7 +199,7 @@ def test_without_groups_a_sum_in_the_group_is_one_over_all() -> None:
     def body(p: Program) -> Any:
         return p.norm(p.add(p.emit(relax.op.ccl.allreduce(p.part, "sum", True)), p.residual))
 
-    for groups, team in ((1, 0), (2, 1)):
+    for groups, team in ((1, 0), (2, 1), (None, 1)):
         result = FuseAllReduceEpilogue(num_groups=groups)(Program().module(body))
         (call,) = (one for one in calls(result["main"]) if "call_dps" in str(one.op.name))
         assert int(call.args[1].fields[4]) == team

@@ -78,7 +78,7 @@ def test_the_scope_is_found_through_a_reshape():
                 R.shape([m * n]), R.dtype("float16"), R.prim_value(0), R.str("global")
             )
             _: R.Any = R.call_packed(
-                "runtime.disco.allreduce", send, R.shape([0]), R.prim_value(False), recv
+                "runtime.disco.allreduce", send, R.shape([0]), R.prim_value(True), recv
             )
             return recv
 
@@ -113,7 +113,7 @@ def test_a_parameter_is_copied_first():
                 R.shape([4, n]), R.dtype("float32"), R.prim_value(0), R.str("global")
             )
             _: R.Any = R.call_packed(
-                "runtime.disco.allreduce", x, R.shape([0]), R.prim_value(False), recv
+                "runtime.disco.allreduce", x, R.shape([0]), R.prim_value(True), recv
             )
             return recv
 
@@ -184,7 +184,28 @@ def test_other_reductions_carry_what_they_reduce():
     after = rewrite(reducing("float32", 3), 2)
     call = after["main"].body.blocks[0].bindings[-1].value
     assert str(call.op.global_symbol) == "tvm_ipc.allreduce"
-    assert [int(arg.value) for arg in call.args[1:5]] == [3, 0, 2, 0]  # max, all, two-shot, none
+    assert [int(arg.value) for arg in call.args[1:5]] == [3, 1, 2, 0]  # max, group, two-shot, none
+
+
+@pytest.mark.parametrize("kind", [0, 3])
+@pytest.mark.parametrize("in_group", [True, False])
+def test_the_call_keeps_in_group(kind, in_group):
+    """`custom_allreduce` sums in the group; all else has an argument for the team."""
+    call = rewrite(reducing("float32", kind, in_group), 1)["main"].body.blocks[0].bindings[-1].value
+    if kind == 0 and in_group:
+        assert str(call.op.global_symbol) == "runtime.disco.cuda_ipc.custom_allreduce"
+        assert int(call.args[1].value) == 1
+    else:
+        assert str(call.op.global_symbol) == "tvm_ipc.allreduce"
+        assert [int(arg.value) for arg in call.args[1:5]] == [kind, in_group, 1, 0]
+
+
+@pytest.mark.parametrize("in_group", [True, False])
+def test_with_one_group_it_is_all_workers(in_group):
+    after = rewrite(reducing("float32", 0, in_group), 1, num_groups=1)
+    call = after["main"].body.blocks[0].bindings[-1].value
+    assert str(call.op.global_symbol) == "tvm_ipc.allreduce"
+    assert [int(arg.value) for arg in call.args[1:5]] == [0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("in_group", [True, False])
@@ -200,7 +221,8 @@ def test_with_groups_the_call_carries_the_group(in_group):
     [
         ("float8_e4m3fn", 0, "the runtime does not reduce float8_e4m3fn"),
         ("bool", 4, "there is no average of bool"),
-        ("float32", 7, "its arguments are not those of an all-reduce"),
+        ("float32", 7, "there is no bxor of float32: bitwise reductions take integers"),
+        ("float32", 8, "its arguments are not those of an all-reduce"),
     ],
 )
 def test_left_alone_because_the_runtime_cannot(dtype, kind, reason):

@@ -13,8 +13,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_ipc.tools.demo.decoder_and_build_config import Config
-from tvm_ipc.tools.demo.model import build
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_config import Config
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_model import build
 from tvm_ipc.transform import LegalizeOps
 
 

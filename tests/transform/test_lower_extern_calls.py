@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from tests.transform.byoc_modules import Elementwise, apply, functions
 from tests.transform.extern_programs import TO_CALLS, declared, lowered_calls, run
+from tvm_ipc.analysis.walk_and_rewrite_bindings import bindings_of
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     LowerExternCalls,
@@ -138,11 +139,7 @@ class Unknown:
 def test_extents_that_the_caller_does_not_know_are_found_and_checked_when_it_runs(register):
     register("twice", lambda a, out: out.copyfrom(np.concatenate([a.numpy()] * 2)))
     after = apply(LowerExternCalls(), declared(Unknown))
-    assert any(
-        isinstance(binding, relax.MatchCast)
-        for block in after["main"].body.blocks
-        for binding in block.bindings
-    )
+    assert any(isinstance(b, relax.MatchCast) for b in bindings_of(after["main"].body))
     value = np.random.rand(3, 4).astype("float32")
     np.testing.assert_array_equal(run(after, value).numpy(), np.concatenate([value, value]))
     with pytest.raises(Exception, match=r"match|shape"):

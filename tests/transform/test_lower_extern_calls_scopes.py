@@ -13,6 +13,9 @@ from tvm.script import relax as R
 import tvm_ipc
 from tests.transform.byoc_modules import Elementwise, apply
 from tests.transform.extern_programs import TO_CALLS, declared, lowered_calls
+from tests.transform.script_forms import alloc
+from tvm_ipc.analysis.views_and_writes_of_calls import name_of_callee
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     LowerExternCalls,
@@ -36,13 +39,7 @@ def test_scopes_of_outputs_and_arguments_hold_at_every_call():
         "scaled(alloc1, w, alloc2)",
         "alloc3 = alloc (n, 4) global",
     ]
-    (callee,) = [
-        binding.value.op
-        for binding in after["main"].body.blocks[0].bindings
-        if isinstance(binding.value, relax.Call)
-        and isinstance(binding.value.op, relax.ExternFunc)
-        and binding.value.op.global_symbol == "scaled"
-    ]
+    (callee,) = [call.op for call in calls(after["main"]) if name_of_callee(call.op) == "scaled"]
     assert list(callee.attrs["tvm_ipc.scopes"]) == ["ipc_memory", "", "ipc_memory"]
 
 
@@ -105,9 +102,7 @@ def test_an_argument_that_is_in_its_scope_is_not_copied():
         @R.function(pure=False)
         def main(x: R.Tensor((4,), "float32")):
             cls = Module
-            y = R.builtin.alloc_tensor(
-                R.shape([4]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
-            )
+            y = alloc(4, scope="ipc_memory")
             _ = R.call_packed("fill", x, y)
             z = cls.negated(y)
             return z

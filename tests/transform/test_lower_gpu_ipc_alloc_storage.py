@@ -14,6 +14,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_ipc
+from tests.transform.script_forms import alloc, alloc_in, alloc_storage
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import LowerGPUIPCAllocStorage
 
@@ -28,12 +29,8 @@ def test_the_size_of_a_storage_is_in_bytes():
         @R.function(pure=False)
         def main(shape: R.Shape(["m"])):
             m = T.int64()
-            storage: R.Any = R.memory.alloc_storage(
-                R.shape([m * 2]), R.prim_value(0), R.str("ipc_memory"), R.dtype("float16")
-            )
-            x: R.Tensor((m,), "float16") = R.memory.alloc_tensor(
-                storage, R.prim_value(0), R.shape([m]), R.dtype("float16")
-            )
+            storage = alloc_storage(m * 2, "ipc_memory", dtype="float16")
+            x = alloc_in(storage, 0, m, dtype="float16")
             return x
 
     @I.ir_module
@@ -47,9 +44,7 @@ def test_the_size_of_a_storage_is_in_bytes():
                 R.dtype("uint8"),
                 ty_args=(R.Any,),
             )
-            x: R.Tensor((m,), "float16") = R.memory.alloc_tensor(
-                storage, R.prim_value(0), R.shape([m]), R.dtype("float16")
-            )
+            x = alloc_in(storage, 0, m, dtype="float16")
             return x
 
     tvm.ir.assert_structural_equal(lower(Before), Expected)
@@ -62,9 +57,7 @@ def test_a_tensor_gets_a_storage_of_its_shape_and_type():
         def main(shape: R.Shape(["m", "n"])):
             m = T.int64()
             n = T.int64()
-            x: R.Tensor((m, n), "float16") = R.builtin.alloc_tensor(
-                R.shape([m, n]), R.dtype("float16"), R.prim_value(0), R.str("ipc_memory")
-            )
+            x = alloc(m, n, dtype="float16", scope="ipc_memory")
             return x
 
     @I.ir_module
@@ -79,9 +72,7 @@ def test_a_tensor_gets_a_storage_of_its_shape_and_type():
                 R.dtype("float16"),
                 ty_args=(R.Any,),
             )
-            x: R.Tensor((m, n), "float16") = R.memory.alloc_tensor(
-                gv, R.prim_value(0), R.shape([m, n]), R.dtype("float16")
-            )
+            x = alloc_in(gv, 0, m, n, dtype="float16")
             return x
 
     tvm.ir.assert_structural_equal(lower(Before), Expected)
@@ -93,22 +84,16 @@ def test_branches_and_several_functions():
         @R.function(pure=False)
         def main(c: R.Tensor((), "bool")):
             if c:
-                x: R.Tensor((4,), "float32") = R.builtin.alloc_tensor(
-                    R.shape([4]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
-                )
+                x = alloc(4, scope="ipc_memory")
                 y = x
             else:
-                z: R.Tensor((4,), "float32") = R.builtin.alloc_tensor(
-                    R.shape([4]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
-                )
+                z = alloc(4, scope="ipc_memory")
                 y = z
             return y
 
         @R.function(pure=False, private=True)
         def other():
-            x: R.Tensor((4,), "float32") = R.builtin.alloc_tensor(
-                R.shape([4]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
-            )
+            x = alloc(4, scope="ipc_memory")
             return x
 
     text = lower(Before).script()
@@ -121,15 +106,9 @@ def test_other_scopes_are_left_alone():
     class Before:
         @R.function(pure=False)
         def main():
-            storage: R.Any = R.memory.alloc_storage(
-                R.shape([16]), R.prim_value(0), R.str("global"), R.dtype("float32")
-            )
-            x: R.Tensor((4,), "float32") = R.memory.alloc_tensor(
-                storage, R.prim_value(0), R.shape([4]), R.dtype("float32")
-            )
-            y: R.Tensor((4,), "float32") = R.builtin.alloc_tensor(
-                R.shape([4]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            storage = alloc_storage(16, dtype="float32")
+            x = alloc_in(storage, 0, 4)
+            y = alloc(4)
             return (x, y)
 
     tvm.ir.assert_structural_equal(lower(Before), Before)

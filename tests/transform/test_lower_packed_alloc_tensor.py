@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvm.relax import transform
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from tests.transform.memory_programs import compiled
+from tests.transform.script_forms import alloc_in, alloc_storage
 from tvm_ipc.transform import LowerPackedAllocTensor
 
 
@@ -36,16 +37,10 @@ class Doubled:
     @R.function(pure=False)
     def main(x: R.Tensor(("n", 4), "float32")):
         n = T.int64()
-        storage: R.Any = R.memory.alloc_storage(
-            R.shape([n * 128]), R.prim_value(0), R.str("global"), R.dtype("uint8")
-        )
-        a: R.Tensor((n, 4), "float32") = R.memory.alloc_tensor(
-            storage, R.prim_value(n * 64), R.shape([n, 4]), R.dtype("float32")
-        )
+        storage = alloc_storage(n * 128)
+        a = alloc_in(storage, n * 64, n, 4)
         Doubled.double(x, a)
-        b: R.Tensor((n, 4), "float32") = R.memory.alloc_tensor(
-            storage, R.prim_value(0), R.shape([n, 4]), R.dtype("float32")
-        )
+        b = alloc_in(storage, 0, n, 4)
         Doubled.double(a, b)
         return b
 
@@ -56,26 +51,18 @@ def test_offsets_become_calls_and_zero_stays():
         @R.function(pure=False)
         def main(c: R.Tensor((), "bool"), shape: R.Shape(["n"])):
             n = T.int64()
-            storage: R.Any = R.memory.alloc_storage(
-                R.shape([n * 128]), R.prim_value(0), R.str("global"), R.dtype("uint8")
-            )
+            storage = alloc_storage(n * 128)
             if c:
-                x: R.Tensor((n,), "float16") = R.memory.alloc_tensor(
-                    storage, R.prim_value(n * 64), R.shape([n]), R.dtype("float16")
-                )
+                x = alloc_in(storage, n * 64, n, dtype="float16")
                 y = x
             else:
-                z: R.Tensor((n,), "float16") = R.memory.alloc_tensor(
-                    storage, R.prim_value(0), R.shape([n]), R.dtype("float16")
-                )
+                z = alloc_in(storage, 0, n, dtype="float16")
                 y = z
             return y
 
         @R.function(pure=False, private=True)
         def other(storage: R.Any):
-            x: R.Tensor((2, 3), "int8") = R.memory.alloc_tensor(
-                storage, R.prim_value(64), R.shape([2, 3]), R.dtype("int8")
-            )
+            x = alloc_in(storage, 64, 2, 3, dtype="int8")
             return x
 
     @I.ir_module
@@ -83,9 +70,7 @@ def test_offsets_become_calls_and_zero_stays():
         @R.function(pure=False)
         def main(c: R.Tensor((), "bool"), shape: R.Shape(["n"])):
             n = T.int64()
-            storage: R.Any = R.memory.alloc_storage(
-                R.shape([n * 128]), R.prim_value(0), R.str("global"), R.dtype("uint8")
-            )
+            storage = alloc_storage(n * 128)
             if c:
                 x = R.call_packed(
                     "tvm_ipc.alloc_tensor",
@@ -97,9 +82,7 @@ def test_offsets_become_calls_and_zero_stays():
                 )
                 y = x
             else:
-                z: R.Tensor((n,), "float16") = R.memory.alloc_tensor(
-                    storage, R.prim_value(0), R.shape([n]), R.dtype("float16")
-                )
+                z = alloc_in(storage, 0, n, dtype="float16")
                 y = z
             return y
 
@@ -128,19 +111,6 @@ def test_a_second_run_changes_nothing():
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_runs_with_symbolic_offsets(rows):
-    pipeline = tvm.transform.Sequential(
-        [
-            LowerPackedAllocTensor(),
-            transform.LowerAllocTensor(),
-            transform.KillAfterLastUse(),
-            transform.LowerRuntimeBuiltin(),
-            transform.ComputePrimValue(),
-            transform.VMShapeLower(),
-            transform.AttachGlobalSymbol(),
-        ]
-    )
-    machine = relax.VirtualMachine(
-        tvm.compile(Doubled, target="llvm", relax_pipeline=pipeline), tvm.cpu()
-    )
+    machine = relax.VirtualMachine(compiled(Doubled), tvm.cpu())
     x = np.random.default_rng(0).random((rows, 4), "float32")
     np.testing.assert_array_equal(machine["main"](tvm.runtime.tensor(x)).numpy(), 4 * x)

@@ -46,6 +46,23 @@ def test_only_the_functions_of_one_compiler_are_marked():
     assert isinstance(both["tvmgen_cublas_main_3"], relax.ExternFunc)
 
 
+def test_without_an_argument_the_functions_of_all_compilers_are_marked():
+    outlined = OutlineCompilerFunctions(cache=ExistingGlobalSymbols())(partitioned())
+    after = apply(MarkCompilerFunctionsAsExtern(), outlined)
+    kinds = {name: type(function) for name, function in functions(after).items()}
+    assert kinds == {
+        "main": relax.Function,
+        "tvmgen_cutlass_main_0": relax.ExternFunc,
+        "tvmgen_cublas_main_3": relax.ExternFunc,
+    }
+    one_by_one = MarkCompilerFunctionsAsExtern("cublas")(
+        MarkCompilerFunctionsAsExtern("cutlass")(outlined)
+    )
+    tvm.ir.assert_structural_equal(after, one_by_one)
+    with pytest.raises(TransformError, match="'main' contains a function literal for a compiler"):
+        MarkCompilerFunctionsAsExtern()(partitioned())
+
+
 def test_a_declaration_survives_json_and_the_passes_of_tvm():
     after = apply(MarkCompilerFunctionsAsExtern("cc"), Elementwise)
     loaded = tvm.ir.load_json(tvm.ir.save_json(after))

@@ -11,19 +11,19 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tests.transform.scope_programs import copies, plan, scopes
+from tests.transform.script_forms import F8, alloc, custom_allreduce
+from tvm_ipc.analysis.walk_and_rewrite_bindings import bindings_of
 
 
 def test_a_copy_is_shared():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32")):
-            y = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+        def main(p: F8):
+            y = alloc(8)
+            _ = custom_allreduce(p, y)
             q = p
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", q, R.prim_value(1), y)
+            _ = custom_allreduce(q, y)
             return R.tuple()
 
     assert copies(plan(Before)["main"]) == [("p", "p_ipc")]
@@ -38,11 +38,11 @@ def test_a_value_that_is_written_in_between_is_copied_again():
                 a[i] = a[i] + T.float32(1)
 
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+        def main(p: F8, y: F8):
             cls = Before
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            _ = custom_allreduce(p, y)
             cls.f(p)
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            _ = custom_allreduce(p, y)
             return R.tuple()
 
     assert copies(plan(Before)["main"]) == [("p", "p_ipc"), ("p", "p_ipc")]
@@ -57,7 +57,7 @@ def test_a_value_that_a_local_function_writes_is_copied_again():
                 a[i] = a[i] + T.float32(1)
 
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+        def main(p: F8, y: F8):
             cls = Before
 
             @R.function(pure=False)
@@ -65,9 +65,9 @@ def test_a_value_that_a_local_function_writes_is_copied_again():
                 cls.f(p)
                 return R.tuple()
 
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            _ = custom_allreduce(p, y)
             step()
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            _ = custom_allreduce(p, y)
             return R.tuple()
 
     assert copies(plan(Before)["main"]) == [("p", "p_ipc"), ("p", "p_ipc")]
@@ -147,9 +147,7 @@ def test_what_a_function_that_calls_itself_writes_is_copied_again():
     @I.ir_module
     class Before:
         @R.function(pure=False, private=True)
-        def again(
-            c: R.Tensor((), "bool"), x: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
-        ) -> R.Tuple():
+        def again(c: R.Tensor((), "bool"), x: F8, y: F8) -> R.Tuple():
             cls = Before
             _ = R.call_packed("clear", y)
             if c:
@@ -159,16 +157,12 @@ def test_what_a_function_that_calls_itself_writes_is_copied_again():
             return r
 
         @R.function(pure=False)
-        def main(
-            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
-        ):
+        def main(c: R.Tensor((), "bool"), p: F8, y: F8):
             cls = Before
-            q = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            q = alloc(8)
+            _ = custom_allreduce(p, y)
             cls.again(c, p, q)
-            _1 = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), q)
+            _1 = custom_allreduce(p, q)
             return R.tuple()
 
     assert len(copies(plan(Before)["main"])) == 2
@@ -179,24 +173,20 @@ def test_what_is_written_last_is_copied_again_for_the_result():
     class Before:
         @R.function(pure=False, private=True)
         def receive():
-            y = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
-            x = R.call_packed("theirs.receive", ty_args=(R.Tensor((8,), "float32"),))
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            y = alloc(8)
+            x = R.call_packed("theirs.receive", ty_args=(F8,))
+            _ = custom_allreduce(x, y)
             _1 = R.call_packed("clear", x)
             return x
 
         @R.function(pure=False)
         def main():
             cls = Before
-            y = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            y = alloc(8)
             x = cls.receive()
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            _ = custom_allreduce(x, y)
             x1 = cls.receive()
-            _1 = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x1, R.prim_value(1), y)
+            _1 = custom_allreduce(x1, y)
             return R.tuple()
 
     after = plan(Before)
@@ -213,14 +203,12 @@ def test_a_kernel_that_only_reads_does_not_end_a_copy():
                 b[i] = a[i]
 
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32")):
+        def main(p: F8):
             cls = Before
-            y = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            y = alloc(8)
+            _ = custom_allreduce(p, y)
             cls.f(p, y)
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            _ = custom_allreduce(p, y)
             return R.tuple()
 
     assert copies(plan(Before)["main"]) == [("p", "p_ipc")]
@@ -250,9 +238,9 @@ def test_a_view_copies_no_more_than_it_shows():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((2,), "float32")):
+        def main(p: F8, y: R.Tensor((2,), "float32")):
             v = R.memory.view(p, R.shape([2]), R.dtype("float32"), R.prim_value(8))
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", v, R.prim_value(1), y)
+            _ = custom_allreduce(v, y)
             return R.tuple()
 
     assert copies(plan(Before)["main"]) == [("v", "v_ipc")]
@@ -262,11 +250,9 @@ def test_one_branch_copies_inside_it():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(
-            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
-        ):
+        def main(c: R.Tensor((), "bool"), p: F8, y: F8):
             if c:
-                _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+                _ = custom_allreduce(p, y)
                 r = R.tuple()
             else:
                 r = R.tuple()
@@ -275,13 +261,9 @@ def test_one_branch_copies_inside_it():
     @I.ir_module
     class Expected:
         @R.function(pure=False)
-        def main(
-            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
-        ):
+        def main(c: R.Tensor((), "bool"), p: F8, y: F8):
             if c:
-                p_ipc = R.builtin.alloc_tensor(
-                    R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
-                )
+                p_ipc = alloc(8, scope="ipc_memory")
                 _c: R.Any = R.call_packed("tvm_ipc.copy", p, p_ipc, ty_args=(R.Any,))
                 _ = R.call_packed(
                     "runtime.disco.cuda_ipc.custom_allreduce", p_ipc, R.prim_value(1), y
@@ -300,22 +282,20 @@ def test_a_branch_and_what_follows_it_share_a_copy_before_it():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")):
-            y = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+        def main(c: R.Tensor((), "bool"), p: F8):
+            y = alloc(8)
             if c:
-                _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+                _ = custom_allreduce(p, y)
                 _r = R.tuple()
             else:
                 _r = R.tuple()
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            _ = custom_allreduce(p, y)
             return R.tuple()
 
     function = plan(Before)["main"]
     assert copies(function) == [("p", "p_ipc")]
-    bindings = [b for block in function.body.blocks for b in block.bindings]
-    assert [str(b.var.name) for b in bindings][1:4] == ["p_ipc", "_", "_r"]
+    names = [str(binding.var.name) for binding in bindings_of(function.body)]
+    assert names[1:4] == ["p_ipc", "_", "_r"]
 
 
 def test_a_write_in_a_branch_keeps_the_copies_apart():
@@ -327,17 +307,15 @@ def test_a_write_in_a_branch_keeps_the_copies_apart():
                 a[i] = a[i] + T.float32(1)
 
         @R.function(pure=False)
-        def main(
-            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
-        ):
+        def main(c: R.Tensor((), "bool"), p: F8, y: F8):
             cls = Before
             if c:
                 cls.f(p)
-                _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+                _ = custom_allreduce(p, y)
                 _r = R.tuple()
             else:
                 _r = R.tuple()
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+            _ = custom_allreduce(p, y)
             return R.tuple()
 
     function = plan(Before)["main"]
@@ -368,11 +346,9 @@ def test_the_larger_demand_decides_where_the_tensor_lies():
                 a[i] = y[i]
 
         @R.function(pure=False)
-        def main(y: R.Tensor((8,), "float32")):
+        def main(y: F8):
             cls = Before
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            x = alloc(8)
             cls.write(x)
             cls.read(x, y)
             cls.change(x, y)
@@ -397,11 +373,9 @@ def test_the_smaller_of_two_tensors_is_copied():
         @R.function(pure=False)
         def main(y: R.Tensor((2,), "float32")):
             cls = Before
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            x = alloc(8)
             v = R.memory.view(x, R.shape([2]), R.dtype("float32"), R.prim_value(8))
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", v, R.prim_value(1), y)
+            _ = custom_allreduce(v, y)
             cls.write(x)
             return R.tuple()
 
@@ -419,7 +393,7 @@ def test_what_is_written_in_another_scope_is_copied_back():
                 a[i] = a[i] + T.float32(1)
 
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32")):
+        def main(p: F8):
             cls = Before
             cls.change(p)
             return R.tuple()
@@ -436,11 +410,9 @@ def test_an_output_that_holds_nothing_yet_is_not_copied_in():
                 a[i] = T.float32(i)
 
         @R.function(pure=False)
-        def main() -> R.Tensor((8,), "float32"):
+        def main() -> F8:
             cls = Before
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
-            )
+            x = alloc(8, scope="ipc_memory")
             cls.write(x)
             return x
 
@@ -451,24 +423,18 @@ def test_fields_of_a_returned_tuple_are_copied_alone():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
-            )
+        def main(p: F8, y: F8):
+            x = alloc(8, scope="ipc_memory")
             t = (p, x)
             return t
 
     @I.ir_module
     class Expected:
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
-            )
+        def main(p: F8, y: F8):
+            x = alloc(8, scope="ipc_memory")
             t = (p, x)
-            x_global = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            x_global = alloc(8)
             _c: R.Any = R.call_packed("tvm_ipc.copy", x, x_global, ty_args=(R.Any,))
             field = t[0]
             result = (field, x_global)
@@ -481,9 +447,7 @@ def test_the_result_of_a_function_that_must_be_global_is_copied_for_each_caller(
     @I.ir_module
     class Before:
         @R.function(pure=False, private=True)
-        def pick(
-            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), q: R.Tensor((8,), "float32")
-        ) -> R.Tensor((8,), "float32"):
+        def pick(c: R.Tensor((), "bool"), p: F8, q: F8) -> F8:
             if c:
                 r = p
             else:
@@ -491,12 +455,10 @@ def test_the_result_of_a_function_that_must_be_global_is_copied_for_each_caller(
             return r
 
         @R.function(pure=False)
-        def main(
-            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
-        ):
+        def main(c: R.Tensor((), "bool"), p: F8, y: F8):
             cls = Before
             x = cls.pick(c, p, p)
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            _ = custom_allreduce(x, y)
             return R.tuple()
 
     after = plan(Before)
@@ -508,22 +470,20 @@ def test_a_tensor_of_unknown_extents_is_measured_first():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(p: R.Tensor(ndim=2, dtype="float32"), y: R.Tensor((8,), "float32")):
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p, R.prim_value(1), y)
+        def main(p: R.Tensor(ndim=2, dtype="float32"), y: F8):
+            _ = custom_allreduce(p, y)
             return R.tuple()
 
     @I.ir_module
     class Expected:
         @R.function(pure=False)
-        def main(p: R.Tensor(ndim=2, dtype="float32"), y: R.Tensor((8,), "float32")):
+        def main(p: R.Tensor(ndim=2, dtype="float32"), y: F8):
             m = T.int64()
             n = T.int64()
             sized = R.match_cast(p, R.Tensor((m, n), "float32"))
-            p_ipc = R.builtin.alloc_tensor(
-                R.shape([m, n]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
-            )
+            p_ipc = alloc(m, n, scope="ipc_memory")
             _c: R.Any = R.call_packed("tvm_ipc.copy", sized, p_ipc, ty_args=(R.Any,))
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", p_ipc, R.prim_value(1), y)
+            _ = custom_allreduce(p_ipc, y)
             return R.tuple()
 
     tvm.ir.assert_structural_equal(plan(Before), Expected, map_free_vars=True)

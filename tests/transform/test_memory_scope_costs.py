@@ -10,6 +10,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tests.transform.scope_programs import copies, plan
+from tests.transform.script_forms import F8, alloc, custom_allreduce
 from tvm_ipc.transform.memory_scopes.collect import collect
 from tvm_ipc.transform.memory_scopes.copy_costs import describe, estimate, find_frequencies
 from tvm_ipc.transform.memory_scopes.operator_scope_demands import DEFAULT_REGISTRY
@@ -46,17 +47,13 @@ def test_one_copy_after_an_if_is_better_than_one_in_each_branch():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(
-            c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32"), q: R.Tensor((8,), "float32")
-        ):
-            y = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+        def main(c: R.Tensor((), "bool"), p: F8, q: F8):
+            y = alloc(8)
             if c:
                 x = p
             else:
                 x = q
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            _ = custom_allreduce(x, y)
             return R.tuple()
 
     assert copies(plan(Before)["main"]) == [("x", "x_ipc")]
@@ -73,11 +70,11 @@ def test_a_function_runs_as_often_as_it_is_called():
     @I.ir_module
     class Before:
         @R.function(pure=False, private=True)
-        def inner(p: R.Tensor((8,), "float32")) -> R.Tuple():
+        def inner(p: F8) -> R.Tuple():
             return R.tuple()
 
         @R.function(pure=False, private=True)
-        def outer(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")) -> R.Tuple():
+        def outer(c: R.Tensor((), "bool"), p: F8) -> R.Tuple():
             cls = Before
             if c:
                 r: R.Tuple() = cls.inner(p)
@@ -86,29 +83,29 @@ def test_a_function_runs_as_often_as_it_is_called():
             return r
 
         @R.function(pure=False, private=True)
-        def again(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")) -> R.Tuple():
+        def again(c: R.Tensor((), "bool"), p: F8) -> R.Tuple():
             cls = Before
             r: R.Tuple() = cls.again(c, p)
             return r
 
         @R.function(pure=False, private=True)
-        def ping(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")) -> R.Tuple():
+        def ping(c: R.Tensor((), "bool"), p: F8) -> R.Tuple():
             cls = Before
             r: R.Tuple() = cls.pong(c, p)
             return r
 
         @R.function(pure=False, private=True)
-        def pong(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")) -> R.Tuple():
+        def pong(c: R.Tensor((), "bool"), p: F8) -> R.Tuple():
             cls = Before
             r: R.Tuple() = cls.ping(c, p)
             return r
 
         @R.function(pure=False, private=True)
-        def never(p: R.Tensor((8,), "float32")) -> R.Tuple():
+        def never(p: F8) -> R.Tuple():
             return R.tuple()
 
         @R.function(pure=False)
-        def main(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")) -> R.Tuple():
+        def main(c: R.Tensor((), "bool"), p: F8) -> R.Tuple():
             cls = Before
             cls.outer(c, p)
             cls.outer(c, p)
@@ -118,7 +115,7 @@ def test_a_function_runs_as_often_as_it_is_called():
             return R.tuple()
 
         @R.function(pure=False)
-        def other(p: R.Tensor((8,), "float32")) -> R.Tuple():
+        def other(p: F8) -> R.Tuple():
             cls = Before
             cls.inner(p)
             return R.tuple()

@@ -11,6 +11,9 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tests.transform.scope_programs import copies, plan, reported, scopes
+from tests.transform.script_forms import F8, alloc, custom_allreduce
+from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     ANY,
@@ -26,12 +29,8 @@ def test_a_packed_function_of_the_users_demands_a_scope():
     class Before:
         @R.function(pure=False)
         def main():
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
-            y = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            x = alloc(8)
+            y = alloc(8)
             _ = R.call_packed("mine.step", x, y)
             return R.tuple()
 
@@ -46,11 +45,11 @@ def test_the_result_of_a_packed_function_is_in_a_scope():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(y: R.Tensor((8,), "float32")):
-            x = R.call_packed("mine.receive", ty_args=(R.Tensor((8,), "float32"),))
-            z = R.call_packed("theirs.receive", ty_args=(R.Tensor((8,), "float32"),))
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
-            _1 = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", z, R.prim_value(1), y)
+        def main(y: F8):
+            x = R.call_packed("mine.receive", ty_args=(F8,))
+            z = R.call_packed("theirs.receive", ty_args=(F8,))
+            _ = custom_allreduce(x, y)
+            _1 = custom_allreduce(z, y)
             return R.tuple()
 
     registry = ScopeRegistry()
@@ -76,20 +75,15 @@ def test_a_packed_function_is_called_in_an_operator_with_what_it_demands():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32"), q: R.Tensor((8,), "float32")):
-            x = R.call_pure_packed("mine.look", p, q, ty_args=(R.Tensor((8,), "float32"),))
+        def main(p: F8, q: F8):
+            x = R.call_pure_packed("mine.look", p, q, ty_args=(F8,))
             return x
 
     registry = ScopeRegistry()
     registry.demand_scope("mine.look", "ipc_memory", operand=1, writes=())
     main = plan(Before, registry=registry)["main"]
     assert copies(main) == [("q", "q_ipc")]
-    (call,) = [
-        binding.value
-        for block in main.body.blocks
-        for binding in block.bindings
-        if str(getattr(getattr(binding.value, "op", None), "name", "")) == "relax.call_pure_packed"
-    ]
+    (call,) = [call for call in calls(main) if operator_of(call) == "relax.call_pure_packed"]
     assert [str(argument.name) for argument in call.args[1:]] == ["p", "q_ipc"]
 
 
@@ -97,7 +91,7 @@ def test_an_unknown_function_gets_memory_that_it_may_read_as_global():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32"), q: R.Tensor((8,), "float32")):
+        def main(p: F8, q: F8):
             R.func_attr({"tvm_ipc.param_scopes": ["ipc_memory", "global.texture"]})
             _ = R.call_packed("theirs.look", p, q)
             return R.tuple()
@@ -112,11 +106,9 @@ def test_an_allocation_keeps_the_scope_that_it_names():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(y: R.Tensor((8,), "float32")):
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global.texture")
-            )
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+        def main(y: F8):
+            x = alloc(8, scope="global.texture")
+            _ = custom_allreduce(x, y)
             return R.tuple()
 
     after, report = reported(Before)
@@ -131,10 +123,8 @@ def test_a_hint_puts_a_value_where_it_says():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32")):
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+        def main(p: F8):
+            x = alloc(8)
             y = R.hint_on_device(x, R.device(1, 0), "ipc_memory")
             q = R.hint_on_device(p, R.device(1, 0), "ipc_memory")
             _ = R.call_packed("use", y, q)
@@ -227,10 +217,10 @@ class CallTir:
             b[i] = a[i]
 
     @R.function(pure=False)
-    def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+    def main(p: F8, y: F8):
         cls = CallTir
-        x = R.call_tir(cls.f, (p,), out_ty=R.Tensor((8,), "float32"))
-        _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+        x = R.call_tir(cls.f, (p,), out_ty=F8)
+        _ = custom_allreduce(x, y)
         return R.tuple()
 
 
@@ -243,14 +233,12 @@ def test_a_call_tir_becomes_an_allocation_and_a_call():
                 b[i] = a[i]
 
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+        def main(p: F8, y: F8):
             cls = Expected
-            alloc = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
-            )
-            cls.f(p, alloc)
-            x = alloc
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            out = alloc(8, scope="ipc_memory")
+            cls.f(p, out)
+            x = out
+            _ = custom_allreduce(x, y)
             return R.tuple()
 
     tvm.ir.assert_structural_equal(plan(CallTir), Expected)
@@ -270,15 +258,13 @@ def test_several_outputs_of_a_call_tir_are_apart():
                 c[i] = a[i]
 
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+        def main(p: F8, y: F8):
             cls = Before
-            t = R.call_tir(
-                cls.f, (p,), out_ty=[R.Tensor((8,), "float32"), R.Tensor((8,), "float32")]
-            )
+            t = R.call_tir(cls.f, (p,), out_ty=[F8, F8])
             b = t[0]
             c = t[1]
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", b, R.prim_value(1), y)
-            _1 = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", c, R.prim_value(1), y)
+            _ = custom_allreduce(b, y)
+            _1 = custom_allreduce(c, y)
             _2 = R.call_packed("tvm_ipc.copy", c, y)
             return R.tuple()
 
@@ -301,13 +287,11 @@ def test_call_dps_packed_and_call_tir_inplace():
                 a[i] = a[i] + T.float32(1)
 
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
+        def main(p: F8, y: F8):
             cls = Before
-            x = R.call_dps_packed("fill", (p,), out_ty=R.Tensor((8,), "float32"))
-            z = R.call_tir_inplace(
-                cls.f, (x,), inplace_indices=[0], out_ty=R.Tensor((8,), "float32")
-            )
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", z, R.prim_value(1), y)
+            x = R.call_dps_packed("fill", (p,), out_ty=F8)
+            z = R.call_tir_inplace(cls.f, (x,), inplace_indices=[0], out_ty=F8)
+            _ = custom_allreduce(z, y)
             return R.tuple()
 
     after = plan(Before)
@@ -323,14 +307,14 @@ def test_refused_because_a_dataflow_block_cannot_allocate():
                 b[i] = a[i]
 
         @R.function
-        def main(p: R.Tensor((8,), "float32")):
+        def main(p: F8):
             cls = Before
             with R.dataflow():
-                x = R.call_tir(cls.f, (p,), out_ty=R.Tensor((8,), "float32"))
+                x = R.call_tir(cls.f, (p,), out_ty=F8)
                 y = R.call_dps_packed(
                     "runtime.disco.cuda_ipc.custom_allreduce",
                     (x, R.prim_value(1)),
-                    out_ty=R.Tensor((8,), "float32"),
+                    out_ty=F8,
                 )
                 R.output(y)
             return y
@@ -347,11 +331,11 @@ def test_refused_because_the_function_is_pure():
     @I.ir_module
     class Before:
         @R.function
-        def main(p: R.Tensor((8,), "float32")):
+        def main(p: F8):
             y = R.call_dps_packed(
                 "runtime.disco.cuda_ipc.custom_allreduce",
                 (p, R.prim_value(1)),
-                out_ty=R.Tensor((8,), "float32"),
+                out_ty=F8,
             )
             return y
 
@@ -367,9 +351,7 @@ def test_refused_because_the_scope_of_an_allocation_is_unknown():
     class Before:
         @R.function(pure=False)
         def main():
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("icp_memory")
-            )
+            x = alloc(8, scope="icp_memory")
             return x
 
     with pytest.raises(
@@ -388,7 +370,7 @@ def test_refused_because_the_scope_of_a_parameter_is_unknown():
                 a[i] = T.float32(i)
 
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32")):
+        def main(p: F8):
             cls = Before
             cls.f(p)
             return R.tuple()
@@ -401,7 +383,7 @@ def test_refused_because_there_are_not_as_many_scopes_as_parameters():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(p: R.Tensor((8,), "float32")):
+        def main(p: F8):
             R.func_attr({"tvm_ipc.param_scopes": ["global", "global"]})
             return R.tuple()
 
@@ -420,15 +402,13 @@ def test_refused_because_two_demands_meet_in_memory_that_is_written():
                 a[i] = a[i] + T.float32(1)
 
         @R.function(pure=False)
-        def main(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")):
+        def main(c: R.Tensor((), "bool"), p: F8):
             R.func_attr({"tvm_ipc.param_scopes": ["", "global.texture"]})
             cls = Before
             if c:
                 z = p
             else:
-                a = R.builtin.alloc_tensor(
-                    R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global.vtcm")
-                )
+                a = alloc(8, scope="global.vtcm")
                 z = a
             cls.f(z)
             return R.tuple()
@@ -453,9 +433,9 @@ def test_refused_because_nobody_knows_how_large_a_copy_is():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(y: R.Tensor((8,), "float32")):
+        def main(y: F8):
             x: R.Any = R.call_packed("theirs.receive", ty_args=(R.Any,))
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            _ = custom_allreduce(x, y)
             return R.tuple()
 
     with pytest.raises(TransformError, match=r"'main' x must be copied.*how large.*match_cast"):
@@ -520,7 +500,7 @@ def test_a_module_without_demands_is_the_same_object():
     @I.ir_module
     class Before:
         @R.function
-        def main(x: R.Tensor((8,), "float32")):
+        def main(x: F8):
             with R.dataflow():
                 y = R.add(x, x)
                 R.output(y)
@@ -535,19 +515,11 @@ def test_scopes_flow_through_parts_of_tensors():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(y: R.Tensor((8,), "float32")):
-            x = R.builtin.alloc_tensor(
-                R.shape([16]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
-            half = R.call_packed(
-                "tvm_ipc.view", x, 32, R.shape([8]), ty_args=R.Tensor((8,), "float32")
-            )
-            own = R.call_packed(
-                "tvm_ipc.own_slice", x, 0, 0, 32, 0, R.shape([8]), ty_args=R.Tensor((8,), "float32")
-            )
-            flat = R.call_packed(
-                "vm.builtin.reshape", own, R.shape([8]), ty_args=R.Tensor((8,), "float32")
-            )
+        def main(y: F8):
+            x = alloc(16)
+            half = R.call_packed("tvm_ipc.view", x, 32, R.shape([8]), ty_args=F8)
+            own = R.call_packed("tvm_ipc.own_slice", x, 0, 0, 32, 0, R.shape([8]), ty_args=F8)
+            flat = R.call_packed("vm.builtin.reshape", own, R.shape([8]), ty_args=F8)
             _ = R.call_packed("tvm_ipc.allreduce", half, 0, 0, 3, 0, y)
             _1 = R.call_packed("tvm_ipc.allreduce", flat, 0, 0, 3, 0, y)
             return R.tuple()

@@ -18,6 +18,7 @@ from tvm.script import ir as I
 from tvm.script import tirx as T
 
 from tests.transform.scope_programs import plan
+from tvm_ipc.analysis.walk_and_rewrite_bindings import bindings_of
 from tvm_ipc.errors import TransformError
 
 TENSOR = relax.TensorType((4,), "float32")
@@ -280,9 +281,8 @@ class Interpreter:
         return result
 
     def sequence(self, sequence, env: dict):
-        for block in sequence.blocks:
-            for binding in block.bindings:
-                env[hash(binding.var)] = self.evaluate(binding.value, env)
+        for binding in bindings_of(sequence):
+            env[hash(binding.var)] = self.evaluate(binding.value, env)
         return self.evaluate(sequence.body, env)
 
     def evaluate(self, expr, env: dict):

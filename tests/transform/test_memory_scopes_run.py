@@ -13,6 +13,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_ipc
+from tests.transform.script_forms import F8
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +37,21 @@ class Scoped:
             a[i] = a[i] + T.float32(1)
 
     @R.function
-    def out_of_a_primfunc(x: R.Tensor((8,), "float32")):
+    def out_of_a_primfunc(x: F8):
         cls = Scoped
-        y = R.call_tir(cls.double, (x,), out_ty=R.Tensor((8,), "float32"))
+        y = R.call_tir(cls.double, (x,), out_ty=F8)
         z = R.ccl.allreduce(y, "sum", False)
         return R.add(y, z)
 
     @R.function(pure=False)
-    def in_place(x: R.Tensor((8,), "float32")):
+    def in_place(x: F8):
         cls = Scoped
         y = R.add(x, x)
-        z = R.call_tir_inplace(
-            cls.add_one, (y,), inplace_indices=[0], out_ty=R.Tensor((8,), "float32")
-        )
+        z = R.call_tir_inplace(cls.add_one, (y,), inplace_indices=[0], out_ty=F8)
         return z
 
     @R.function
-    def hinted(x: R.Tensor((8,), "float32")):
+    def hinted(x: F8):
         y = R.hint_on_device(x, R.device(1, 0), "ipc_memory")
         z = R.add(y, y)
         return R.ccl.allreduce(z, "max", False)

@@ -13,6 +13,8 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tests.transform.byoc_modules import Elementwise, apply, functions, partitioned
+from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
+from tvm_ipc.analysis.walk_and_rewrite_bindings import bindings_of
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import (
     ExistingGlobalSymbols,
@@ -38,12 +40,8 @@ def test_bodies_with_their_composites_replace_the_calls():
         text = after["main"].script()
         assert "cutlass" not in text
         assert "cublas.batch_matmul" in text, "the other compiler's function is as it was"
-        operators = [
-            binding.value.op.name
-            for block in after["main"].body.blocks
-            for binding in block.bindings
-            if isinstance(binding.value, relax.Call) and isinstance(binding.value.op, tvm.ir.Op)
-        ]
+        values = [binding.value for binding in bindings_of(after["main"].body)]
+        operators = [name for name in map(operator_of, values) if name]
         assert operators == ["relax.permute_dims", "relax.matmul", "relax.add"]
 
 

@@ -13,6 +13,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_ipc
+from tests.made_up_calibration import calibration
+from tests.transform.script_forms import assemble, expose, own_slice, peer_view, reduce_slices, view
 from tvm_ipc import comm  # R.comm
 from tvm_ipc.transform import OverlapCommunication
 from tvm_ipc.transform.overlap.cost_model import Choice, Workload
@@ -43,43 +45,19 @@ def test_rows_that_are_gathered_are_shown() -> None:
             b: R.Tensor((16,), "float32"),
         ):
             with R.dataflow():
-                x0 = R.call_pure_packed(
-                    "tvm_ipc.view", x, 0, R.shape([16, 16]), ty_args=R.Tensor((16, 16), "float32")
-                )
-                shown0 = R.call_pure_packed("tvm_ipc.expose", x0, 0, ty_args=R.Any)
-                x1 = R.call_pure_packed(
-                    "tvm_ipc.view",
-                    x,
-                    1024,
-                    R.shape([16, 16]),
-                    ty_args=R.Tensor((16, 16), "float32"),
-                )
-                shown1 = R.call_pure_packed("tvm_ipc.expose", x1, 0, ty_args=R.Any)
+                x0 = view(x, 0, 16, 16)
+                shown0 = expose(x0)
+                x1 = view(x, 1024, 16, 16)
+                shown1 = expose(x1)
                 own = R.matmul(x, w)
                 own_z = R.add(own, b)
-                rows0 = R.call_pure_packed(
-                    "tvm_ipc.peer_view",
-                    shown0,
-                    1,
-                    R.shape([16, 16]),
-                    ty_args=R.Tensor((16, 16), "float32"),
-                )
+                rows0 = peer_view(shown0, 1, 16, 16)
                 h0 = R.matmul(rows0, w)
                 z0 = R.add(h0, b)
-                rows1 = R.call_pure_packed(
-                    "tvm_ipc.peer_view",
-                    shown1,
-                    1,
-                    R.shape([16, 16]),
-                    ty_args=R.Tensor((16, 16), "float32"),
-                )
+                rows1 = peer_view(shown1, 1, 16, 16)
                 h1 = R.matmul(rows1, w)
                 z1 = R.add(h1, b)
-                z = R.call_dps_packed(
-                    "tvm_ipc.assemble",
-                    (0, R.shape([0, 2048, 0, 1, 2048, 0, 1, 2048, 1024]), own_z, z0, z1),
-                    out_ty=R.Tensor((64, 16), "float32"),
-                )
+                z = assemble([0, 2048, 0, 1, 2048, 0, 1, 2048, 1024], own_z, z0, z1, shape=(64, 16))
                 R.output(z)
             return z
 
@@ -102,46 +80,14 @@ def test_sums_that_are_scattered_are_shown() -> None:
         @R.function
         def main(x: R.Tensor((32, 16), "float32"), w: R.Tensor((16, 16), "float32")):
             with R.dataflow():
-                rows = R.call_pure_packed(
-                    "tvm_ipc.own_slice",
-                    x,
-                    0,
-                    1,
-                    1024,
-                    0,
-                    R.shape([16, 16]),
-                    ty_args=R.Tensor((16, 16), "float32"),
-                )
+                rows = own_slice(x, 1, 1024, 0, 16, 16)
                 y0 = R.matmul(rows, w)
-                shown = R.call_pure_packed("tvm_ipc.expose", y0, 0, ty_args=R.Any)
-                mine = R.call_pure_packed(
-                    "tvm_ipc.own_slice",
-                    x,
-                    0,
-                    0,
-                    1024,
-                    0,
-                    R.shape([16, 16]),
-                    ty_args=R.Tensor((16, 16), "float32"),
-                )
+                shown = expose(y0)
+                mine = own_slice(x, 0, 1024, 0, 16, 16)
                 own = R.matmul(mine, w)
-                theirs = R.call_pure_packed(
-                    "tvm_ipc.peer_view",
-                    shown,
-                    -1,
-                    R.shape([16, 16]),
-                    ty_args=R.Tensor((16, 16), "float32"),
-                )
-                total = R.call_dps_packed(
-                    "tvm_ipc.reduce_slices",
-                    (0, 0, own, theirs),
-                    out_ty=R.Tensor((16, 16), "float32"),
-                )
-                z = R.call_dps_packed(
-                    "tvm_ipc.assemble",
-                    (0, R.shape([0, 0, 0]), total),
-                    out_ty=R.Tensor((16, 16), "float32"),
-                )
+                theirs = peer_view(shown, -1, 16, 16)
+                total = reduce_slices(own, theirs, shape=(16, 16))
+                z = assemble([0, 0, 0], total, shape=(16, 16))
                 R.output(z)
             return z
 
@@ -169,74 +115,22 @@ def test_rows_that_are_left_over_are_summed_by_all() -> None:
         def main(x: R.Tensor((1, 5, 16), "float32"), w: R.Tensor((16, 16), "float32")):
             with R.dataflow():
                 rows = R.reshape(x, R.shape([5, 16]))
-                part = R.call_pure_packed(
-                    "tvm_ipc.own_slice",
-                    rows,
-                    0,
-                    1,
-                    128,
-                    0,
-                    R.shape([2, 16]),
-                    ty_args=R.Tensor((2, 16), "float32"),
-                )
+                part = own_slice(rows, 1, 128, 0, 2, 16)
                 y0 = R.matmul(part, w)
-                shown = R.call_pure_packed("tvm_ipc.expose", y0, 0, ty_args=R.Any)
-                last = R.call_pure_packed(
-                    "tvm_ipc.view",
-                    rows,
-                    256,
-                    R.shape([1, 16]),
-                    ty_args=R.Tensor((1, 16), "float32"),
-                )
+                shown = expose(y0)
+                last = view(rows, 256, 1, 16)
                 left_over = R.matmul(last, w)
-                left_over_shown = R.call_pure_packed("tvm_ipc.expose", left_over, 0, ty_args=R.Any)
-                mine = R.call_pure_packed(
-                    "tvm_ipc.own_slice",
-                    rows,
-                    0,
-                    0,
-                    128,
-                    0,
-                    R.shape([2, 16]),
-                    ty_args=R.Tensor((2, 16), "float32"),
-                )
+                left_over_shown = expose(left_over)
+                mine = own_slice(rows, 0, 128, 0, 2, 16)
                 own = R.matmul(mine, w)
-                theirs = R.call_pure_packed(
-                    "tvm_ipc.peer_view",
-                    shown,
-                    -1,
-                    R.shape([2, 16]),
-                    ty_args=R.Tensor((2, 16), "float32"),
-                )
-                total = R.call_dps_packed(
-                    "tvm_ipc.reduce_slices",
-                    (0, 0, own, theirs),
-                    out_ty=R.Tensor((2, 16), "float32"),
-                )
-                total_shown = R.call_pure_packed("tvm_ipc.expose", total, 0, ty_args=R.Any)
-                others = R.call_pure_packed(
-                    "tvm_ipc.peer_view",
-                    left_over_shown,
-                    -1,
-                    R.shape([1, 16]),
-                    ty_args=R.Tensor((1, 16), "float32"),
-                )
-                rest = R.call_dps_packed(
-                    "tvm_ipc.reduce_slices",
-                    (0, 0, left_over, others),
-                    out_ty=R.Tensor((1, 16), "float32"),
-                )
-                their_total = R.call_pure_packed(
-                    "tvm_ipc.peer_view",
-                    total_shown,
-                    1,
-                    R.shape([2, 16]),
-                    ty_args=R.Tensor((2, 16), "float32"),
-                )
-                z = R.call_dps_packed(
-                    "tvm_ipc.assemble",
-                    (0, R.shape([0, 128, 0, 0, 0, 256, 1, 128, 0]), total, rest, their_total),
-                    out_ty=R.Tensor((1, 5, 16), "float32"),
+                theirs = peer_view(shown, -1, 2, 16)
+                total = reduce_slices(own, theirs, shape=(2, 16))
+                total_shown = expose(total)
+                others = peer_view(left_over_shown, -1, 1, 16)
+                rest = reduce_slices(left_over, others, shape=(1, 16))
+                their_total = peer_view(total_shown, 1, 2, 16)
+                z = assemble(
+                    [0, 128, 0, 0, 0, 256, 1, 128, 0], total, rest, their_total, shape=(1, 5, 16)
                 )
                 R.output(z)
             return z
@@ -263,28 +157,12 @@ def test_what_is_gathered_ends_before_the_rows_beyond_the_end() -> None:
         @R.function
         def main(x: R.Tensor((1, 2, 16), "float32"), w: R.Tensor((16, 16), "float32")):
             with R.dataflow():
-                shown = R.call_pure_packed("tvm_ipc.expose", x, 0, ty_args=R.Any)
+                shown = expose(x)
                 own = R.matmul(x, w)
-                rows = R.call_pure_packed(
-                    "tvm_ipc.peer_view",
-                    shown,
-                    1,
-                    R.shape([1, 2, 16]),
-                    ty_args=R.Tensor((1, 2, 16), "float32"),
-                )
+                rows = peer_view(shown, 1, 1, 2, 16)
                 theirs = R.matmul(rows, w)
-                joined = R.call_dps_packed(
-                    "tvm_ipc.assemble",
-                    (0, R.shape([0, 128, 0, 1, 128, 0]), own, theirs),
-                    out_ty=R.Tensor((1, 4, 16), "float32"),
-                )
-                z = R.call_pure_packed(
-                    "tvm_ipc.view",
-                    joined,
-                    0,
-                    R.shape([3, 16]),
-                    ty_args=R.Tensor((3, 16), "float32"),
-                )
+                joined = assemble([0, 128, 0, 1, 128, 0], own, theirs, shape=(1, 4, 16))
+                z = view(joined, 0, 3, 16)
                 R.output(z)
             return z
 
@@ -361,13 +239,6 @@ LEFT_ALONE: dict[str, tuple[str, tvm.IRModule]] = {
         "its axis is the last one",
         program(lambda b, x, w: relax.op.matmul(gather(b, x, axis=1), w), (32, 8)),
     ),
-    "blocks of unknown number": (
-        "the number of its blocks of rows is unknown",
-        program(
-            lambda b, x, w: relax.op.matmul(gather(b, x, axis=1), w),
-            (tirx.Var("n", "int64"), 8, 16),
-        ),
-    ),
     "ranks of unknown number": (
         "the number of ranks in its team is unknown",
         program(lambda b, x, w: comm.allreduce(b.emit(relax.op.matmul(x, w)))),
@@ -386,9 +257,9 @@ LEFT_ALONE: dict[str, tuple[str, tvm.IRModule]] = {
             scattered(lambda b, x, w: b.emit(relax.op.matmul(x, w))), shape=(2, 15), weight=(15, 16)
         ),
     ),
-    "too many": (
-        "a rank would expose ",
-        program(lambda b, x, w: relax.op.matmul(gather(b, x, axis=1), w), (65, 4, 16)),
+    "another kind": (
+        "no rule overlaps all_to_all with a matmul, only allgather, reduce_scatter, allreduce",
+        program(lambda b, x, w: relax.op.matmul(b.emit(comm.all_to_all(x, 0, 0, workers=2)), w)),
     ),
 }
 
@@ -402,6 +273,54 @@ def test_what_cannot_be_divided_is_left_alone(name: str) -> None:
     (decision,) = report.decisions
     assert decision.verdict == "skipped"
     assert reason in decision.reason
+
+
+@pytest.mark.parametrize("blocks", [1, 65])
+def test_a_rank_exposes_so_many_tensors_at_most(blocks: int) -> None:
+    """64 chunks for each of two peers; blocks of rows do not count."""
+
+    def build(builder: relax.BlockBuilder, x: Any, w: Any) -> Any:
+        return comm.reduce_scatter(builder.emit(relax.op.matmul(x, w)), axis=1, workers=3)
+
+    before = program(build, (blocks, 192, 16))
+    with tvm_ipc.transform.collect_report() as report:
+        after = OverlapCommunication(chunks=64)(before)
+    tvm.ir.assert_structural_equal(after, before)
+    (decision,) = report.decisions
+    assert decision.verdict == "skipped"
+    assert "a rank would expose 128 tensors at a time" in decision.reason
+    assert "of rows for 3 ranks; the most is 64" in decision.reason
+
+
+@pytest.mark.parametrize("blocks", [9, None])
+def test_a_function_that_must_stay_pure_has_no_loops(blocks: int | None) -> None:
+    """The functions of a loop write to their arguments: blocks of a known number are unrolled."""
+    number = tirx.Var("n", "int64") if blocks is None else blocks
+    build = lambda b, x, w: relax.op.matmul(gather(b, x, axis=1), w)  # noqa: E731
+    layer = program(build, (number, 8, 16))
+    main = relax.BlockBuilder(layer)
+    x = relax.Var("x", relax.TensorType((blocks or 4, 8, 16), "float32"))
+    w = relax.Var("w", relax.TensorType((16, 16), "float32"))
+    with main.function("caller", [x, w]):
+        main.emit_func_output(main.emit(relax.Call(layer.get_global_var("main"), [x, w])))
+    with tvm_ipc.transform.collect_report() as report:
+        after = OverlapCommunication(chunks=2)(main.get())
+    (decision,) = report.decisions
+    assert decision.verdict == ("skipped" if blocks is None else "in 2 chunks")
+    assert ("must stay pure, since other functions call it" in decision.reason) == (blocks is None)
+    assert len(after.functions) == 2
+    assert after["main"].is_pure
+
+
+def test_rows_that_are_matrices_are_predicted_with_all_of_their_rows() -> None:
+    """A gather of one matrix of each rank takes as long as one of the matrix's rows."""
+    reasons = []
+    for shape, axis in (((4, 512, 16), 1), ((4, 1, 512, 16), 1)):
+        before = program(lambda b, x, w, at=axis: relax.op.matmul(gather(b, x, axis=at), w), shape)
+        with tvm_ipc.transform.collect_report() as report:
+            OverlapCommunication(calibration(chunk=1e-2))(before)
+        reasons.append(report.decisions[0].reason)
+    assert reasons[0].partition(" predicted, ")[2] == reasons[1].partition(" predicted, ")[2] != ""
 
 
 def test_sites_have_chunks_of_their_own() -> None:

@@ -15,6 +15,7 @@ from tvm.script import relax as R
 
 import tvm_ipc
 from tests.transform.loads import power
+from tests.transform.script_forms import alloc
 from tvm_ipc import comm  # noqa: F401 - R.comm
 from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.comm import Mesh, Replica, Shard, place
@@ -56,9 +57,7 @@ class Expected:
         bias: R.Tensor((16,), "float32"),
     ):
         with R.dataflow():
-            gathered = R.builtin.alloc_tensor(
-                R.shape([2, 2, 8, 32]), R.dtype("float32"), 0, "global"
-            )
+            gathered = alloc(2, 2, 8, 32)
             R.output(gathered)
         rows = R.comm.view(gathered, 0, (1, 2, 8, 32))
         mine = R.comm.view(x, 0, (1, 8, 32))
@@ -231,8 +230,12 @@ def test_several_products_of_what_is_gathered() -> None:
 
     with collect_report() as report:
         after = LowerPlacements()(marked(make=both))
-    assert [one.verdict for one in report.decisions][-1] == "left out", "it is a product of two"
-    assert "tvm_ipc.start" not in after.script()
+    said = report.decisions[-1]
+    assert (said.verdict, said.reason) == (
+        "in 4 chunks",
+        "asynchronous allgather, 2 chunks at a time",
+    )
+    assert after.script().count("tvm_ipc.start") == 4
 
 
 N = tirx.Var("n", "int64")
@@ -247,23 +250,9 @@ def unused(x: Any, w: Any, b: Any) -> Any:
     ("mod", "reason"),
     [
         (
-            lambda: marked(make=lambda x, w, b: op.nn.relu(x)),
-            "it is not a matmul of a gathered tensor",
-        ),
-        (
             lambda: marked(make=unused),
             "; the preceding all-gather of x cannot be pipelined: an operator other than a matmul",
         ),
-        (
-            lambda: marked(axis=1),
-            "chunks along axis 1 of a tensor that is gathered along axis 1 are not contiguous",
-        ),
-        (
-            lambda: marked((4, 8, 2, 32), rows={"d": Shard(2)}),
-            "gathered along axis 2 are not contiguous",
-        ),
-        (lambda: marked((8, 32), rows={"d": Shard(0)}), "gathered along axis 0 are not contiguous"),
-        (lambda: marked((N, 2, 8, 32)), "the number of chunks is n"),
         (lambda: marked((0, 2, 8, 32)), "the number of chunks is 0"),
         (lambda: marked((4, 3, 8, 32)), "its shards are uneven"),
     ],
@@ -272,10 +261,28 @@ def test_what_is_left_out(mod: Callable[[], tvm.IRModule], reason: str) -> None:
     with collect_report() as report:
         after = LowerPlacements()(mod())
     said = report.decisions[-1]
-    assert (said.subject, said.verdict) == ("stream=0 of gv", "left out") or "axis 1" in reason
+    assert (said.subject, said.verdict) == ("stream=0 of gv", "left out")
     assert reason in said.reason
     assert "tvm_ipc.start" not in after.script()
     assert after["main"].is_pure
+
+
+@pytest.mark.parametrize(
+    ("mod", "chunks", "requests"),
+    [
+        (lambda: marked(make=lambda x, w, b: op.nn.relu(x)), 4, 4),
+        (lambda: marked(axis=1), 2, 1),
+        (lambda: marked((4, 8, 2, 32), rows={"d": Shard(2)}), 4, 4),
+        (lambda: marked((8, 32), rows={"d": Shard(0)}), 2, 1),
+    ],
+)
+def test_other_operators_and_axes_are_split_too(
+    mod: Callable[[], tvm.IRModule], chunks: int, requests: int
+) -> None:
+    with collect_report() as report:
+        after = LowerPlacements()(mod())
+    assert report.decisions[-1].verdict == f"in {chunks} chunks"
+    assert after.script().count("tvm_ipc.start") == requests
 
 
 def test_extents_in_the_chunks_may_be_symbolic() -> None:

@@ -11,6 +11,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tests.transform.scope_programs import copies, names_in, plan, reported, scopes
+from tests.transform.script_forms import F8, alloc, custom_allreduce
 from tvm_ipc.transform import EraseMemoryScopes
 
 A = "global.texture"
@@ -44,9 +45,7 @@ def test_scopes_flow_out_of_a_primfunc_and_into_it_and_a_clash_is_copied():
                 {"tvm_ipc.param_scopes": ["global.texture", "global.vtcm", "global.texture"]}
             )
             cls = Before
-            d = R.builtin.alloc_tensor(
-                R.shape([8, 8]), R.dtype("float32"), R.prim_value(0), R.str("global.vtcm")
-            )
+            d = alloc(8, 8, scope="global.vtcm")
             cls.gem(a, b, c, d)
             return R.tuple()
 
@@ -72,16 +71,10 @@ def test_scopes_flow_out_of_a_primfunc_and_into_it_and_a_clash_is_copied():
                 {"tvm_ipc.param_scopes": ["global.texture", "global.vtcm", "global.texture"]}
             )
             cls = Expected
-            d = R.builtin.alloc_tensor(
-                R.shape([8, 8]), R.dtype("float32"), R.prim_value(0), R.str("global.vtcm")
-            )
-            c_vtcm = R.builtin.alloc_tensor(
-                R.shape([8, 8]), R.dtype("float32"), R.prim_value(0), R.str("global.vtcm")
-            )
+            d = alloc(8, 8, scope="global.vtcm")
+            c_vtcm = alloc(8, 8, scope="global.vtcm")
             _c: R.Any = R.call_packed("tvm_ipc.copy", c, c_vtcm, ty_args=(R.Any,))
-            d_texture = R.builtin.alloc_tensor(
-                R.shape([8, 8]), R.dtype("float32"), R.prim_value(0), R.str("global.texture")
-            )
+            d_texture = alloc(8, 8, scope="global.texture")
             cls.gem_vtcm(a, b, c_vtcm, d_texture)
             _d: R.Any = R.call_packed("tvm_ipc.copy", d_texture, d, ty_args=(R.Any,))
             return R.tuple()
@@ -105,7 +98,7 @@ def test_refused_to_specialise_because_a_pointer_leaves_the_primfunc():
                 b[i] = a[i]
 
         @R.function(pure=False)
-        def main(a: R.Tensor((8,), "float32"), b: R.Tensor((8,), "float32")):
+        def main(a: F8, b: F8):
             R.func_attr({"tvm_ipc.param_scopes": ["global.texture", "global.texture"]})
             cls = Before
             cls.f(a, b)
@@ -179,9 +172,7 @@ def test_one_specialisation_serves_equal_demands():
                 b[i] = a[i]
 
         @R.function(pure=False)
-        def main(
-            a: R.Tensor((8,), "float32"), b: R.Tensor((8,), "float32"), c: R.Tensor((8,), "float32")
-        ):
+        def main(a: F8, b: F8, c: F8):
             R.func_attr({"tvm_ipc.param_scopes": ["global.texture", "global.vtcm", ""]})
             cls = Before
             cls.f(a, c)
@@ -216,7 +207,7 @@ def test_a_specialisation_has_a_name_of_its_own():
                 a[i] = T.float32(1)
 
         @R.function(pure=False)
-        def main(a: R.Tensor((8,), "float32"), b: R.Tensor((8,), "float32")):
+        def main(a: F8, b: F8):
             R.func_attr({"tvm_ipc.param_scopes": ["global.texture", ""]})
             cls = Before
             cls.f_texture(b)
@@ -239,16 +230,10 @@ def test_a_scope_that_code_must_know_flows_through_ifs_to_the_code():
                 b[i] = a[i]
 
         @R.function(pure=False)
-        def main(
-            c: R.Tensor((), "bool"),
-            p: R.Tensor((8,), "float32"),
-            q: R.Tensor((8,), "float32"),
-        ):
+        def main(c: R.Tensor((), "bool"), p: F8, q: F8):
             R.func_attr({"tvm_ipc.param_scopes": ["", "global.texture", "global.texture"]})
             cls = Before
-            y = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            y = alloc(8)
             if c:
                 r = p
             else:
@@ -275,7 +260,7 @@ def test_a_primfunc_that_pins_global_gets_global():
                 b[i] = a[i]
 
         @R.function(pure=False)
-        def main(a: R.Tensor((8,), "float32"), b: R.Tensor((8,), "float32")):
+        def main(a: F8, b: F8):
             R.func_attr({"tvm_ipc.param_scopes": ["ipc_memory", "ipc_memory"]})
             cls = Before
             cls.f(a, b)
@@ -293,7 +278,7 @@ def test_transparent_scopes_flow_in_on_request():
                 b[i] = a[i]
 
         @R.function(pure=False)
-        def main(a: R.Tensor((8,), "float32"), b: R.Tensor((8,), "float32")):
+        def main(a: F8, b: F8):
             R.func_attr({"tvm_ipc.param_scopes": ["ipc_memory", ""]})
             cls = Before
             cls.f(a, b)
@@ -320,64 +305,54 @@ def test_a_scope_is_found_through(kind):
                 a[i] = T.float32(i)
 
         @R.function(pure=False)
-        def let(y: R.Tensor((8,), "float32")):
+        def let(y: F8):
             cls = Before
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            x = alloc(8)
             cls.f(x)
             x1 = x
             x2 = x1
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x2, R.prim_value(1), y)
+            _ = custom_allreduce(x2, y)
             return R.tuple()
 
         @R.function(pure=False)
-        def tuple(y: R.Tensor((8,), "float32")):
+        def tuple(y: F8):
             cls = Before
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            x = alloc(8)
             cls.f(x)
             t = (y, x)
             x2 = t[1]
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x2, R.prim_value(1), y)
+            _ = custom_allreduce(x2, y)
             return R.tuple()
 
         @R.function(pure=False)
-        def nested_tuple(y: R.Tensor((8,), "float32")):
+        def nested_tuple(y: F8):
             cls = Before
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            x = alloc(8)
             cls.f(x)
             t = ((y, x), y)
             u = t[0]
             x2 = u[1]
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x2, R.prim_value(1), y)
+            _ = custom_allreduce(x2, y)
             return R.tuple()
 
         @R.function(pure=False)
-        def match_cast(y: R.Tensor((8,), "float32")):
+        def match_cast(y: F8):
             n = T.int64()
             cls = Before
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            x = alloc(8)
             cls.f(x)
             x2 = R.match_cast(x, R.Tensor((n,), "float32"))
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x2, R.prim_value(1), y)
+            _ = custom_allreduce(x2, y)
             return R.tuple()
 
         @R.function(pure=False)
-        def view(y: R.Tensor((8,), "float32")):
+        def view(y: F8):
             cls = Before
-            x = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            x = alloc(8)
             cls.f(x)
             x1 = R.memory.view(x, R.shape([2, 4]))
             x2 = R.memory.ensure_zero_offset(x1)
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x2, R.prim_value(1), y)
+            _ = custom_allreduce(x2, y)
             return R.tuple()
 
     function = plan(Before)[kind.replace(" ", "_")]
@@ -388,18 +363,14 @@ def test_both_branches_of_an_if_allocate_where_its_result_must_be():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(c: R.Tensor((), "bool"), y: R.Tensor((8,), "float32")):
+        def main(c: R.Tensor((), "bool"), y: F8):
             if c:
-                a = R.builtin.alloc_tensor(
-                    R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-                )
+                a = alloc(8)
                 x = a
             else:
-                b = R.builtin.alloc_tensor(
-                    R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-                )
+                b = alloc(8)
                 x = b
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            _ = custom_allreduce(x, y)
             return R.tuple()
 
     function = plan(Before)["main"]
@@ -410,39 +381,29 @@ def test_only_the_branch_that_brings_a_parameter_copies():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")):
-            y = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+        def main(c: R.Tensor((), "bool"), p: F8):
+            y = alloc(8)
             if c:
-                a = R.builtin.alloc_tensor(
-                    R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-                )
+                a = alloc(8)
                 x = a
             else:
                 x = p
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            _ = custom_allreduce(x, y)
             return R.tuple()
 
     @I.ir_module
     class Expected:
         @R.function(pure=False)
-        def main(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")):
-            y = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+        def main(c: R.Tensor((), "bool"), p: F8):
+            y = alloc(8)
             if c:
-                a = R.builtin.alloc_tensor(
-                    R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
-                )
+                a = alloc(8, scope="ipc_memory")
                 x = a
             else:
-                p_ipc = R.builtin.alloc_tensor(
-                    R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("ipc_memory")
-                )
+                p_ipc = alloc(8, scope="ipc_memory")
                 _c: R.Any = R.call_packed("tvm_ipc.copy", p, p_ipc, ty_args=(R.Any,))
                 x = p_ipc
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            _ = custom_allreduce(x, y)
             return R.tuple()
 
     tvm.ir.assert_structural_equal(plan(Before), Expected)
@@ -453,24 +414,20 @@ def test_a_private_function_allocates_where_its_callers_need_it():
     class Before:
         @R.function(pure=False, private=True)
         def make():
-            a = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            a = alloc(8)
             return a
 
         @R.function(pure=False, private=True)
-        def reduce(x: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")):
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+        def reduce(x: F8, y: F8):
+            _ = custom_allreduce(x, y)
             return R.tuple()
 
         @R.function(pure=False)
-        def main(y: R.Tensor((8,), "float32")):
+        def main(y: F8):
             cls = Before
             x = cls.make()
             cls.reduce(x, y)
-            b = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            b = alloc(8)
             cls.reduce(b, y)
             return R.tuple()
 
@@ -486,11 +443,9 @@ def test_a_recursive_function_gets_its_parameter_where_it_needs_it():
     @I.ir_module
     class Before:
         @R.function(pure=False, private=True)
-        def again(
-            c: R.Tensor((), "bool"), x: R.Tensor((8,), "float32"), y: R.Tensor((8,), "float32")
-        ) -> R.Tuple():
+        def again(c: R.Tensor((), "bool"), x: F8, y: F8) -> R.Tuple():
             cls = Before
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            _ = custom_allreduce(x, y)
             if c:
                 r: R.Tuple() = cls.again(c, x, y)
             else:
@@ -498,11 +453,9 @@ def test_a_recursive_function_gets_its_parameter_where_it_needs_it():
             return r
 
         @R.function(pure=False)
-        def main(c: R.Tensor((), "bool"), p: R.Tensor((8,), "float32")):
+        def main(c: R.Tensor((), "bool"), p: F8):
             cls = Before
-            y = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
+            y = alloc(8)
             cls.again(c, p, y)
             return R.tuple()
 
@@ -514,17 +467,15 @@ def test_a_local_function_is_seen_through():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def main(y: R.Tensor((8,), "float32")):
+        def main(y: F8):
             @R.function(pure=False)
-            def make() -> R.Tensor((8,), "float32"):
-                a = R.builtin.alloc_tensor(
-                    R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-                )
+            def make() -> F8:
+                a = alloc(8)
                 return a
 
             @R.function(pure=False)
-            def reduce(x: R.Tensor((8,), "float32")) -> R.Tuple():
-                _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            def reduce(x: F8) -> R.Tuple():
+                _ = custom_allreduce(x, y)
                 return R.tuple()
 
             x = make()
@@ -539,18 +490,16 @@ def test_a_function_that_is_called_from_outside_takes_and_returns_global():
     @I.ir_module
     class Before:
         @R.function(pure=False)
-        def make(y: R.Tensor((8,), "float32")):
-            a = R.builtin.alloc_tensor(
-                R.shape([8]), R.dtype("float32"), R.prim_value(0), R.str("global")
-            )
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", a, R.prim_value(1), y)
+        def make(y: F8):
+            a = alloc(8)
+            _ = custom_allreduce(a, y)
             return a
 
         @R.function(pure=False)
-        def main(y: R.Tensor((8,), "float32")):
+        def main(y: F8):
             cls = Before
             x = cls.make(y)
-            _ = R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, R.prim_value(1), y)
+            _ = custom_allreduce(x, y)
             return R.tuple()
 
     after = plan(Before)

@@ -13,9 +13,10 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+from tests.transform.script_forms import alloc, alloc_in, alloc_storage
 from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.gpu import RewriteCUDAGraph
-from tvm_ipc.transform import collect_report
+from tvm_ipc.transform import collect_report, verify_cross_rank_safety
 
 GRAPHS = {"relax.backend.use_cuda_graph": True}
 
@@ -33,16 +34,16 @@ class Exposing:
     def main() -> R.Tensor((16,), "float32"):
         R.func_attr({"relax.force_pure": True})
         cls = Exposing
-        s = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
-        a = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
-        b = R.memory.alloc_tensor(s, 256, R.shape([16]), "float32")
+        s = alloc_storage(512, "ipc_memory")
+        a = alloc_in(s, 0, 16)
+        b = alloc_in(s, 256, 16)
         _ = cls.step(b, a)
         shown: R.Any = R.call_packed("tvm_ipc.expose", a, 0, ty_args=(R.Any,))
         _1 = cls.step(a, b)
         rows: R.Tensor((16,), "float32") = R.call_packed(
             "tvm_ipc.peer_view", shown, 1, R.shape([16]), ty_args=(R.Tensor((16,), "float32"),)
         )
-        out = R.builtin.alloc_tensor(R.shape([16]), "float32", 0)
+        out = alloc(16)
         _2 = cls.step(rows, out)
         _3: R.Tuple = R.call_packed("tvm_ipc.release", 0, shown, ty_args=(R.Tuple,))
         _4 = cls.step(b, a)
@@ -59,7 +60,7 @@ class Expected:
     @R.function(private=True)
     def cuda_graph_alloc() -> R.Tuple(R.Any):
         R.func_attr({"relax.force_pure": True})
-        s: R.Any = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
+        s = alloc_storage(512, "ipc_memory")
         gv: R.Tuple(R.Any) = (s,)
         return gv
 
@@ -77,14 +78,14 @@ class Expected:
     def main() -> R.Tensor((16,), "float32"):
         R.func_attr({"relax.force_pure": True})
         cls = Expected
-        alloc: R.Tuple(R.Any) = R.call_builtin_with_ctx(
+        cached: R.Tuple(R.Any) = R.call_builtin_with_ctx(
             "vm.builtin.cuda_graph.get_cached_alloc",
             (cls.cuda_graph_alloc, 0),
             ty_args=(R.Tuple(R.Any),),
         )
-        s: R.Any = alloc[0]
-        a: R.Tensor((16,), "float32") = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
-        b: R.Tensor((16,), "float32") = R.memory.alloc_tensor(s, 256, R.shape([16]), "float32")
+        s: R.Any = cached[0]
+        a = alloc_in(s, 0, 16)
+        b = alloc_in(s, 256, 16)
         _: R.Tuple = R.call_builtin_with_ctx(
             "vm.builtin.cuda_graph.run_or_capture",
             (cls.main_cuda_graph_capture, (b, a), 0),
@@ -99,7 +100,7 @@ class Expected:
         rows: R.Tensor((16,), "float32") = R.call_packed(
             "tvm_ipc.peer_view", shown, 1, R.shape([16]), ty_args=(R.Tensor((16,), "float32"),)
         )
-        out: R.Tensor((16,), "float32") = R.builtin.alloc_tensor(R.shape([16]), "float32", 0)
+        out = alloc(16)
         _2 = cls.step(rows, out)
         _3: R.Tuple = R.call_packed("tvm_ipc.release", 0, shown, ty_args=(R.Tuple,))
         _4: R.Tuple = R.call_builtin_with_ctx(
@@ -123,15 +124,54 @@ def test_what_peers_are_told_of_is_done_each_time() -> None:
     assert "1 x tvm_ipc.expose and their users stay outside" in said.reason
 
 
+def test_streams_are_set_each_time() -> None:
+    """Kernels on each stream are captured on their own; the host orders the streams."""
+
+    @I.ir_module
+    class Module:
+        @T.prim_func(private=True)
+        def step(a: T.Buffer((16,), "float32"), b: T.Buffer((16,), "float32")):
+            for i in T.thread_binding(16, thread="threadIdx.x"):
+                b[i] = a[i] + T.float32(1)
+
+        @R.function
+        def main(x: R.Tensor((16,), "float32")) -> R.Tensor((16,), "float32"):
+            R.func_attr({"relax.force_pure": True})
+            cls = Module
+            s = alloc_storage(512)
+            a = alloc_in(s, 0, 16)
+            b = alloc_in(s, 256, 16)
+            _: R.Tuple = R.call_packed("tvm_ipc.set_stream", 1, ty_args=(R.Tuple,))
+            _1: R.Tuple = R.call_packed("tvm_ipc.wait_stream", 0, ty_args=(R.Tuple,))
+            _2 = cls.step(a, a)
+            _3: R.Tuple = R.call_packed("tvm_ipc.set_stream", 0, ty_args=(R.Tuple,))
+            _4 = cls.step(b, b)
+            _5: R.Tuple = R.call_packed("tvm_ipc.wait_stream", 1, ty_args=(R.Tuple,))
+            return x
+
+    with tvm.transform.PassContext(config=GRAPHS), collect_report() as report:
+        found = RewriteCUDAGraph()(Module)
+    (said,) = report.decisions
+    assert said.verdict == "2 captured"
+    assert "2 x tvm_ipc.set_stream, 2 x tvm_ipc.wait_stream" in said.reason
+    names = [
+        str(call.op.global_symbol).rpartition(".")[2]
+        for call in calls(found["main"])
+        if isinstance(call.op, relax.ExternFunc)
+    ]
+    assert names == ["set_stream", "wait_stream", "set_stream", "wait_stream"]
+    assert verify_cross_rank_safety(found) == []
+
+
 def test_works_are_posted_each_time() -> None:
     @I.ir_module
     class Module:
         @R.function
         def main(x: R.Tensor((16,), "float32")) -> R.Tensor((16,), "float32"):
             R.func_attr({"relax.force_pure": True})
-            s = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
-            a = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
-            b = R.memory.alloc_tensor(s, 256, R.shape([16]), "float32")
+            s = alloc_storage(512, "ipc_memory")
+            a = alloc_in(s, 0, 16)
+            b = alloc_in(s, 256, 16)
             work: R.Any = R.call_packed(
                 "tvm_ipc.start", "tvm_ipc.allreduce", a, 0, 0, 3, 0, b, ty_args=(R.Any,)
             )
@@ -155,8 +195,8 @@ class Views:
     @R.function
     def main() -> R.Tensor((8,), "float32"):
         R.func_attr({"relax.force_pure": True})
-        s = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
-        a = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
+        s = alloc_storage(512, "ipc_memory")
+        a = alloc_in(s, 0, 16)
         first: R.Any = R.call_packed("tvm_ipc.expose", a, 0, ty_args=(R.Any,))
         half: R.Tensor((8,), "float32") = R.call_packed(
             "tvm_ipc.view", a, 32, R.shape([8]), ty_args=(R.Tensor((8,), "float32"),)
@@ -203,9 +243,9 @@ def test_sizes_that_graphs_are_captured_for() -> None:
                 }
             )
             cls = Module
-            s = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
-            a = R.memory.alloc_tensor(s, 0, R.shape([n]), "float32")
-            b = R.memory.alloc_tensor(s, 256, R.shape([n]), "float32")
+            s = alloc_storage(512, "ipc_memory")
+            a = alloc_in(s, 0, n)
+            b = alloc_in(s, 256, n)
             _ = cls.step(x, a)
             _1 = cls.step(a, b)
             shown: R.Any = R.call_packed("tvm_ipc.expose", b, 0, ty_args=(R.Any,))
@@ -240,9 +280,9 @@ def test_what_has_no_shows_becomes_what_tvm_makes_of_it() -> None:
         @R.function
         def main(x: R.Tensor((16,), "float32")) -> R.Tensor((16,), "float32"):
             R.func_attr({"relax.force_pure": True})
-            s = R.memory.alloc_storage(R.shape([512]), 0, "ipc_memory", "uint8")
-            a = R.memory.alloc_tensor(s, 0, R.shape([16]), "float32")
-            b = R.memory.alloc_tensor(s, 256, R.shape([16]), "float32")
+            s = alloc_storage(512, "ipc_memory")
+            a = alloc_in(s, 0, 16)
+            b = alloc_in(s, 256, 16)
             _: R.Tuple = R.call_packed(
                 "runtime.disco.allreduce", a, 0, False, b, ty_args=(R.Tuple,)
             )
@@ -252,3 +292,44 @@ def test_what_has_no_shows_becomes_what_tvm_makes_of_it() -> None:
         assert_structural_equal(
             RewriteCUDAGraph()(Module), relax.transform.RewriteCUDAGraph()(Module)
         )
+
+
+@I.ir_module
+class Counting:
+    """Rows of static memory are sent by counts that kernels compute."""
+
+    @T.prim_func(private=True)
+    def step(a: T.Buffer((16,), "float32"), b: T.Buffer((16,), "float32")):
+        for i in T.thread_binding(16, thread="threadIdx.x"):
+            b[i] = a[i] + T.float32(1)
+
+    @R.function
+    def main() -> R.Tensor((16,), "float32"):
+        R.func_attr({"relax.force_pure": True})
+        cls = Counting
+        s = alloc_storage(512, "ipc_memory")
+        a = alloc_in(s, 0, 16)
+        b = alloc_in(s, 128, 16)
+        counts = R.memory.alloc_tensor(s, 256, R.shape([2]), "int64")
+        received = R.memory.alloc_tensor(s, 384, R.shape([2]), "int64")
+        _ = cls.step(b, a)
+        _1: R.Tuple = R.call_packed(
+            "tvm_ipc.ragged_all_to_all", a, counts, 0, 0, b, received, ty_args=(R.Tuple,)
+        )
+        out = alloc(16)
+        _2 = cls.step(b, out)
+        return out
+
+
+def test_counts_are_read_in_each_call() -> None:
+    with tvm.transform.PassContext(config=GRAPHS), collect_report() as report:
+        captured = RewriteCUDAGraph()(Counting)
+    outside = [str(call.op) for call in calls(captured["main"])]
+    assert any("tvm_ipc.ragged_all_to_all" in name for name in outside)
+    assert all(
+        "ragged" not in captured[name].script()
+        for name in captured.get_global_vars()
+        if "capture" in str(name.name_hint)
+    )
+    (decision,) = report.decisions
+    assert "1 x tvm_ipc.ragged_all_to_all" in decision.reason

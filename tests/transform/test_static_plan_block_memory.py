@@ -12,8 +12,9 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tests.transform.memory_programs import planned, prepared, run, storages
+from tests.transform.script_forms import alloc
+from tvm_ipc.analysis.shape_algebra import ShapeAlgebra
 from tvm_ipc.transform import StaticPlanBlockMemory, collect_report, plan_memory
-from tvm_ipc.transform.memory_plan.sizes import Sizes
 from tvm_ipc.transform.report import FunctionPlan
 
 UPSTREAM = transform.StaticPlanBlockMemory()
@@ -283,7 +284,7 @@ def test_a_tensor_that_a_local_function_captures_is_kept():
     class Model:
         @R.function(pure=False)
         def main(x: R.Tensor((64,), "float32")):
-            a: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(R.shape([64]), "float32", 0)
+            a = alloc(64)
             _ = R.call_packed("f", x, a, ty_args=[R.Tuple()])
 
             @R.function(pure=False)
@@ -291,7 +292,7 @@ def test_a_tensor_that_a_local_function_captures_is_kept():
                 _1 = R.call_packed("f", y, a, ty_args=[R.Tuple()])
                 return y
 
-            b: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(R.shape([64]), "float32", 0)
+            b = alloc(64)
             _2 = R.call_packed("f", x, b, ty_args=[R.Tuple()])
             z = inner(b)
             return z
@@ -304,29 +305,19 @@ def test_other_scopes_and_other_devices_have_storages_of_their_own():
     class Model:
         @R.function(pure=False)
         def main(x: R.Tensor((64,), "float32")):
-            a: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(
-                R.shape([64]), R.dtype("float32"), 0, R.str("global.vtcm")
-            )
+            a = alloc(64, scope="global.vtcm")
             _ = R.call_packed("f", x, a, ty_args=[R.Tuple()])
-            b: R.Tensor((32,), "float32") = R.builtin.alloc_tensor(
-                R.shape([32]), R.dtype("float32"), 0, R.str("global.vtcm")
-            )
+            b = alloc(32, scope="global.vtcm")
             _1 = R.call_packed("f", a, b, ty_args=[R.Tuple()])
-            c: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(
-                R.shape([64]), R.dtype("float32"), 0, R.str("global.vtcm")
-            )
+            c = alloc(64, scope="global.vtcm")
             _2 = R.call_packed("f", b, c, ty_args=[R.Tuple()])
             d: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(
                 R.shape([64]), R.dtype("float32"), 1, R.str("global")
             )
             _3 = R.call_packed("f", c, d, ty_args=[R.Tuple()])
-            e: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(
-                R.shape([64]), R.dtype("float32"), 0, R.str("global")
-            )
+            e = alloc(64)
             _4 = R.call_packed("f", d, e, ty_args=[R.Tuple()])
-            g: R.Tensor((8, 8, 4), "float32") = R.builtin.alloc_tensor(
-                R.shape([8, 8, 4]), R.dtype("float32"), 0, R.str("global.texture")
-            )
+            g = alloc(8, 8, 4, scope="global.texture")
             _5 = R.call_packed("f", e, g, ty_args=[R.Tuple()])
             return x
 
@@ -412,7 +403,7 @@ def test_sizes_that_are_written_differently_are_equal():
     n = tvm.tirx.Var("n", "int64")
     x = relax.Var("x", relax.TensorType((n,), "float32"))
     function = relax.Function([x], relax.SeqExpr([], x), relax.TensorType((n,), "float32"))
-    sizes = Sizes("f", function)
+    sizes = ShapeAlgebra("f", function)
     quotient = tvm.tirx.Div(n * tvm.tirx.IntImm("int64", 3), tvm.tirx.IntImm("int64", 3))
     dtype = tvm.DataType("float32")
     assert sizes.of([quotient, n], dtype) == sizes.of([n, n], dtype) != sizes.of([n], dtype)

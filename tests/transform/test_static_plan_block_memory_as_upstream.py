@@ -15,6 +15,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tests.transform.memory_programs import bytes_storages, planned, storages
+from tests.transform.script_forms import alloc, alloc_in, alloc_storage
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform import StaticPlanBlockMemory, collect_report
 
@@ -44,16 +45,16 @@ def test_a_chain_with_a_reshape():
         def main(x: R.Tensor((2, 4), "float32")) -> R.Tensor((10,), "float32"):
             R.func_attr({"relax.force_pure": True})
             cls = Before
-            a: R.Tensor((2, 4), "float32") = R.builtin.alloc_tensor(R.shape([2, 4]), "float32", 0)
+            a = alloc(2, 4)
             cls.f(x, a)
             b: R.Tensor((8,), "float32") = R.reshape(a, (8,))
-            c: R.Tensor((8,), "float32") = R.builtin.alloc_tensor(R.shape([8]), "float32", 0)
+            c = alloc(8)
             cls.f(b, c)
-            d: R.Tensor((8,), "float32") = R.builtin.alloc_tensor(R.shape([8]), "float32", 0)
+            d = alloc(8)
             cls.f(c, d)
-            e: R.Tensor((10,), "float32") = R.builtin.alloc_tensor(R.shape([10]), "float32", 0)
+            e = alloc(10)
             cls.f(d, e)
-            out: R.Tensor((10,), "float32") = R.builtin.alloc_tensor(R.shape([10]), "float32", 0)
+            out = alloc(10)
             cls.f(e, out)
             result: R.Tensor((10,), "float32") = out
             return result
@@ -69,26 +70,18 @@ def test_a_chain_with_a_reshape():
             R.func_attr({"relax.force_pure": True})
             cls = Expected
             # Offsets would have to be multiples of 64: two storages need less.
-            storage: R.Any = R.memory.alloc_storage(R.shape([32]), 0, "global", "uint8")
-            a: R.Tensor((2, 4), "float32") = R.memory.alloc_tensor(
-                storage, 0, R.shape([2, 4]), "float32"
-            )
+            storage = alloc_storage(32)
+            a = alloc_in(storage, 0, 2, 4)
             cls.f(x, a)
             b: R.Tensor((8,), "float32") = R.reshape(a, (8,))
-            storage1: R.Any = R.memory.alloc_storage(R.shape([40]), 0, "global", "uint8")
-            c: R.Tensor((8,), "float32") = R.memory.alloc_tensor(
-                storage1, 0, R.shape([8]), "float32"
-            )
+            storage1 = alloc_storage(40)
+            c = alloc_in(storage1, 0, 8)
             cls.f(b, c)
-            d: R.Tensor((8,), "float32") = R.memory.alloc_tensor(
-                storage, 0, R.shape([8]), "float32"
-            )
+            d = alloc_in(storage, 0, 8)
             cls.f(c, d)
-            e: R.Tensor((10,), "float32") = R.memory.alloc_tensor(
-                storage1, 0, R.shape([10]), "float32"
-            )
+            e = alloc_in(storage1, 0, 10)
             cls.f(d, e)
-            out: R.Tensor((10,), "float32") = R.builtin.alloc_tensor(R.shape([10]), "float32", 0)
+            out = alloc(10)
             cls.f(e, out)
             result: R.Tensor((10,), "float32") = out
             return result
@@ -108,23 +101,23 @@ def test_tuples_are_looked_into():
         def main(x: R.Tensor((6,), "float32")) -> R.Tensor((6,), "float32"):
             R.func_attr({"relax.force_pure": True})
             cls = Module
-            a: R.Tensor((6,), "float32") = R.builtin.alloc_tensor(R.shape([6]), "float32", 0)
+            a = alloc(6)
             cls.f(x, a)
-            b: R.Tensor((6,), "float32") = R.builtin.alloc_tensor(R.shape([6]), "float32", 0)
+            b = alloc(6)
             cls.f(x, b)
             inner = (a, b)
-            c: R.Tensor((6,), "float32") = R.builtin.alloc_tensor(R.shape([6]), "float32", 0)
+            c = alloc(6)
             cls.f(x, c)
             outer = (inner, c)
             first = outer[0]
             a1 = first[0]
             b1 = first[1]
             c1 = outer[1]
-            d: R.Tensor((6,), "float32") = R.builtin.alloc_tensor(R.shape([6]), "float32", 0)
+            d = alloc(6)
             cls.f(a1, d)
-            e: R.Tensor((6,), "float32") = R.builtin.alloc_tensor(R.shape([6]), "float32", 0)
+            e = alloc(6)
             cls.f(b1, e)
-            g: R.Tensor((6,), "float32") = R.builtin.alloc_tensor(R.shape([6]), "float32", 0)
+            g = alloc(6)
             cls.f(c1, g)
             return x
 
@@ -138,7 +131,7 @@ def test_an_operator_that_is_not_lowered_may_keep_its_argument():
         @R.function
         def main(x: R.Tensor((2, 3), "float32")):
             R.func_attr({"relax.force_pure": True})
-            a: R.Tensor((2, 3), "float32") = R.builtin.alloc_tensor(R.shape([2, 3]), "float32", 0)
+            a = alloc(2, 3)
             _ = R.add(x, a)
             return x
 
@@ -151,9 +144,9 @@ def test_a_packed_function_does_not_keep_its_arguments():
     class Module:
         @R.function(pure=False)
         def main(x: R.Tensor((2, 3), "float32")):
-            a: R.Tensor((2, 3), "float32") = R.builtin.alloc_tensor(R.shape([2, 3]), "float32", 0)
+            a = alloc(2, 3)
             _ = R.call_packed("some.function", x, a, ty_args=[R.Tuple()])
-            b: R.Tensor((2, 3), "float32") = R.builtin.alloc_tensor(R.shape([2, 3]), "float32", 0)
+            b = alloc(2, 3)
             _1 = R.call_packed("some.function", a, b, ty_args=[R.Tuple()])
             return b
 
@@ -166,7 +159,7 @@ def test_a_tensor_that_nobody_uses_and_a_parameter_that_is_reshaped():
         @R.function
         def main(x: R.Tensor((2, 3), "float32")):
             R.func_attr({"relax.force_pure": True})
-            a: R.Tensor((2, 3), "float32") = R.builtin.alloc_tensor(R.shape([2, 3]), "float32", 0)  # noqa: F841
+            a = alloc(2, 3)  # noqa: F841
             return x
 
     @I.ir_module
@@ -179,7 +172,7 @@ def test_a_tensor_that_nobody_uses_and_a_parameter_that_is_reshaped():
         def main(x: R.Tensor((2, 6), "float32")) -> R.Tensor((12,), "float32"):
             R.func_attr({"relax.force_pure": True})
             a: R.Tensor((12,), "float32") = R.reshape(x, (12,))
-            b: R.Tensor((12,), "float32") = R.builtin.alloc_tensor(R.shape([12]), "float32", 0)
+            b = alloc(12)
             Reshaped.f(a, b)
             return b
 
@@ -198,18 +191,18 @@ def test_functions_are_planned_one_by_one():
         @R.function
         def one(x: R.Tensor((8,), "float32")) -> R.Tensor((8,), "float32"):
             R.func_attr({"relax.force_pure": True})
-            a: R.Tensor((8,), "float32") = R.builtin.alloc_tensor(R.shape([8]), "float32", 0)
+            a = alloc(8)
             Module.f(x, a)
-            b: R.Tensor((8,), "float32") = R.builtin.alloc_tensor(R.shape([8]), "float32", 0)
+            b = alloc(8)
             Module.f(a, b)
             return b
 
         @R.function
         def two(x: R.Tensor((10,), "float32")) -> R.Tensor((10,), "float32"):
             R.func_attr({"relax.force_pure": True})
-            a: R.Tensor((10,), "float32") = R.builtin.alloc_tensor(R.shape([10]), "float32", 0)
+            a = alloc(10)
             Module.f(x, a)
-            b: R.Tensor((10,), "float32") = R.builtin.alloc_tensor(R.shape([10]), "float32", 0)
+            b = alloc(10)
             Module.f(a, b)
             return b
 
@@ -229,20 +222,16 @@ class Bounded:
         R.func_attr({"relax.force_pure": True})
         n = T.int64()
         cls = Bounded
-        a: R.Tensor((2, n), "float32") = R.builtin.alloc_tensor(R.shape([2, n]), "float32", 0)
+        a = alloc(2, n)
         cls.f(x, a)
         b: R.Tensor((2 * n,), "float32") = R.reshape(a, (2 * n,))
-        c: R.Tensor((2 * n,), "float32") = R.builtin.alloc_tensor(R.shape([2 * n]), "float32", 0)
+        c = alloc(2 * n)
         cls.f(b, c)
-        d: R.Tensor((2 * n,), "float32") = R.builtin.alloc_tensor(R.shape([2 * n]), "float32", 0)
+        d = alloc(2 * n)
         cls.f(c, d)
-        e: R.Tensor((2 * n + 2,), "float32") = R.builtin.alloc_tensor(
-            R.shape([2 * n + 2]), "float32", 0
-        )
+        e = alloc(2 * n + 2)
         cls.f(d, e)
-        out: R.Tensor((2 * n + 2,), "float32") = R.builtin.alloc_tensor(
-            R.shape([2 * n + 2]), "float32", 0
-        )
+        out = alloc(2 * n + 2)
         cls.f(e, out)
         return out
 
@@ -312,13 +301,13 @@ def test_a_bound_of_one_of_two_extents():
                 }
             )
             cls = Module
-            a: R.Tensor((n, m), "float32") = R.builtin.alloc_tensor(R.shape([n, m]), "float32", 0)
+            a = alloc(n, m)
             _: R.Tuple = R.vm.call_tir_dyn(cls.fill, (a, R.shape([n, m])))
-            b: R.Tensor((n, m), "float32") = R.builtin.alloc_tensor(R.shape([n, m]), "float32", 0)
+            b = alloc(n, m)
             cls.f(a, b)
-            c: R.Tensor((n, m), "float32") = R.builtin.alloc_tensor(R.shape([n, m]), "float32", 0)
+            c = alloc(n, m)
             cls.f(b, c)
-            d: R.Tensor((n, m), "float32") = R.builtin.alloc_tensor(R.shape([n, m]), "float32", 0)
+            d = alloc(n, m)
             cls.f(c, d)
             return d
 
@@ -337,7 +326,7 @@ def test_a_dataflow_block():
         def main(x: R.Tensor((10,), "float32")) -> R.Tensor((10,), "float32"):
             cls = Module
             with R.dataflow():
-                a: R.Tensor((10,), "float32") = R.builtin.alloc_tensor(R.shape([10]), "float32", 0)
+                a = alloc(10)
                 _: R.Tuple() = cls.f(x, a)
                 out: R.Tensor((10,), "float32") = a
                 R.output(out)
@@ -361,14 +350,12 @@ def test_more_a_condition_and_a_branch_share_a_storage():
         def main(x: R.Tensor((2, 3), "float32")) -> R.Tensor((2, 3), "float32"):
             R.func_attr({"relax.force_pure": True})
             cls = Module
-            c: R.Tensor((), "bool") = R.builtin.alloc_tensor(R.shape([]), "bool", 0)
+            c = alloc(dtype="bool")
             cls.f(x, c)
             if c:
                 y = x
             else:
-                a: R.Tensor((2, 3), "float32") = R.builtin.alloc_tensor(
-                    R.shape([2, 3]), "float32", 0
-                )
+                a = alloc(2, 3)
                 cls.f(x, a)
                 y = a  # noqa: F841
             return x
@@ -388,17 +375,17 @@ def test_more_branches_share_space_also_with_what_both_use():
         def main(c: R.Tensor((), "bool"), x: R.Tensor((16,), "float32")):
             R.func_attr({"relax.force_pure": True})
             cls = Module
-            a: R.Tensor((16,), "float32") = R.builtin.alloc_tensor(R.shape([16]), "float32", 0)
+            a = alloc(16)
             cls.f(x, a)
             if c:
-                b: R.Tensor((16,), "float32") = R.builtin.alloc_tensor(R.shape([16]), "float32", 0)
+                b = alloc(16)
                 cls.f(a, b)
                 y = b
             else:
-                d: R.Tensor((16,), "float32") = R.builtin.alloc_tensor(R.shape([16]), "float32", 0)
+                d = alloc(16)
                 cls.f(a, d)
                 y = d
-            e: R.Tensor((16,), "float32") = R.builtin.alloc_tensor(R.shape([16]), "float32", 0)
+            e = alloc(16)
             cls.f(y, e)
             return e
 
@@ -418,9 +405,9 @@ def test_more_types_share_a_storage():
         def main(x: R.Tensor((6,), "float32"), y: R.Tensor((6,), "int32")):
             R.func_attr({"relax.force_pure": True})
             cls = Module
-            a: R.Tensor((6,), "float32") = R.builtin.alloc_tensor(R.shape([6]), "float32", 0)
+            a = alloc(6)
             cls.f(x, a)
-            b: R.Tensor((6,), "int32") = R.builtin.alloc_tensor(R.shape([6]), "int32", 0)
+            b = alloc(6, dtype="int32")
             cls.f(y, b)
             return x
 
@@ -438,14 +425,14 @@ def test_more_views_share_a_storage_with_what_follows():
         @R.function
         def main():
             cls = Module
-            a = R.builtin.alloc_tensor(R.shape([16, 16]), "float32", 0)
+            a = alloc(16, 16)
             view = R.memory.view(a, [128], "float32", 0)
             zero = R.memory.ensure_zero_offset(view)
-            b = R.builtin.alloc_tensor(R.shape([128]), "float32", 0)
+            b = alloc(128)
             cls.f(zero, b)
-            c = R.builtin.alloc_tensor(R.shape([64]), "float32", 0)
+            c = alloc(64)
             cls.f(b, c)
-            out = R.builtin.alloc_tensor(R.shape([128]), "float32", 0)
+            out = alloc(128)
             cls.f(c, out)
             return out
 
@@ -467,17 +454,11 @@ def test_more_a_decreasing_extent_has_a_bound_and_two_tensors_one_storage():
             m = T.int64()
             R.func_attr({"tir_var_upper_bound": {"m": 5, "n": 20}, "relax.force_pure": True})
             cls = Module
-            a: R.Tensor((n, m, T.max(n - m, 1)), "float32") = R.builtin.alloc_tensor(
-                R.shape([n, m, T.max(n - m, 1)]), "float32", 0
-            )
+            a: R.Tensor((n, m, T.max(n - m, 1)), "float32") = alloc(n, m, T.max(n - m, 1))
             cls.f(x, a)
-            b: R.Tensor((n, m, T.max(n - m, 1)), "float32") = R.builtin.alloc_tensor(
-                R.shape([n, m, T.max(n - m, 1)]), "float32", 0
-            )
+            b: R.Tensor((n, m, T.max(n - m, 1)), "float32") = alloc(n, m, T.max(n - m, 1))
             cls.f(a, b)
-            out: R.Tensor((n, m, T.max(n - m, 1)), "float32") = R.builtin.alloc_tensor(
-                R.shape([n, m, T.max(n - m, 1)]), "float32", 0
-            )
+            out: R.Tensor((n, m, T.max(n - m, 1)), "float32") = alloc(n, m, T.max(n - m, 1))
             cls.f(b, out)
             return out
 
@@ -510,9 +491,9 @@ def test_the_report_says_how_long_a_tensor_is_live():
     class Before:
         @R.function(pure=False)
         def main(x: R.Tensor((8,), "float32")):
-            free = R.builtin.alloc_tensor(R.shape([8]), R.dtype("float32"), 0, R.str("global"))
-            kept = R.builtin.alloc_tensor(R.shape([8]), R.dtype("float32"), 0, R.str("global"))
-            given = R.builtin.alloc_tensor(R.shape([8]), R.dtype("float32"), 0, R.str("global"))
+            free = alloc(8)
+            kept = alloc(8)
+            given = alloc(8)
             R.call_packed("f", x, free, ty_args=[R.Tuple()])
             R.call_packed("f", free, kept, ty_args=[R.Tuple()])
             R.call_packed("f", kept, given, ty_args=[R.Tuple()])

@@ -15,9 +15,8 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 import tvm_ipc
-from tests.transform.memory_programs import compiled, prepared, storages
-from tvm_ipc.analysis.collective_calls import match_collective
-from tvm_ipc.packed_functions import CollectiveFlag
+from tests.transform.memory_programs import compiled, left_out, prepared, storages
+from tests.transform.script_forms import alloc, alloc_in, alloc_storage
 from tvm_ipc.transform import IPCAllReduceRewrite, StaticPlanBlockMemory, collect_report
 
 LEFT_OUT, KEPT = "left out", "kept"
@@ -31,26 +30,8 @@ def plan(module: tvm.IRModule, budget: int | None = None) -> tuple[tvm.IRModule,
     relax.analysis.well_formed(planned)
     decided = [one for one in report.decisions if one.function == "main"]
     verdicts = [one.verdict.removeprefix("barrier ") for one in decided]
-    assert verdicts == [LEFT_OUT if free else KEPT for free in flags(planned)]
+    assert verdicts == [LEFT_OUT if free else KEPT for free in left_out(planned)]
     return planned, verdicts
-
-
-def flags(module: tvm.IRModule, name: str = "main") -> list[bool]:
-    """Return for each all-reduce of a function whether it does without its exit barrier."""
-    found: list[bool] = []
-
-    def visit(body: Any) -> None:
-        for block in body.blocks:
-            for binding in block.bindings:
-                if isinstance(binding.value, relax.If):
-                    visit(binding.value.true_branch)
-                    visit(binding.value.false_branch)
-                collective = match_collective(binding.value)
-                if collective is not None and collective.flags is not None:
-                    found.append(CollectiveFlag.NO_EXIT_BARRIER in collective.flags)
-
-    visit(module[name].body)
-    return found
 
 
 def reasons(module: tvm.IRModule, budget: int | None = None) -> list[str]:
@@ -118,14 +99,10 @@ def test_a_chain_alternates_between_two_buffers_and_keeps_its_last_barrier():
         @R.function(pure=False)
         def main(x: R.Tensor((64,), "float32"), y: R.Tensor((64,), "float32")):
             cls = Before
-            s: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(
-                R.shape([64]), R.dtype("float32"), 0, R.str("ipc_memory")
-            )
+            s = alloc(64, scope="ipc_memory")
             cls.f(x, s)
             R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", s, 1, y, ty_args=[R.Tuple()])
-            t: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(
-                R.shape([64]), R.dtype("float32"), 0, R.str("ipc_memory")
-            )
+            t = alloc(64, scope="ipc_memory")
             cls.f(y, t)
             R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", t, 1, y, ty_args=[R.Tuple()])
             return y
@@ -139,17 +116,11 @@ def test_a_chain_alternates_between_two_buffers_and_keeps_its_last_barrier():
         @R.function(pure=False)
         def main(x: R.Tensor((64,), "float32"), y: R.Tensor((64,), "float32")):
             cls = Expected
-            storage: R.Any = R.memory.alloc_storage(
-                R.shape([512]), 0, R.str("ipc_memory"), R.dtype("uint8")
-            )
-            s: R.Tensor((64,), "float32") = R.memory.alloc_tensor(
-                storage, 0, R.shape([64]), R.dtype("float32")
-            )
+            storage = alloc_storage(512, "ipc_memory")
+            s = alloc_in(storage, 0, 64)
             cls.f(x, s)
-            R.call_packed("tvm_ipc.allreduce", s, 0, 0, 1, 1, y, ty_args=[R.Tuple()])
-            t: R.Tensor((64,), "float32") = R.memory.alloc_tensor(
-                storage, 256, R.shape([64]), R.dtype("float32")
-            )
+            R.call_packed("tvm_ipc.allreduce", s, 0, 1, 1, 1, y, ty_args=[R.Tuple()])
+            t = alloc_in(storage, 256, 64)
             cls.f(y, t)
             R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", t, 1, y, ty_args=[R.Tuple()])
             R.memory.kill_storage(storage)
@@ -368,8 +339,8 @@ def test_a_call_is_a_meeting_if_all_paths_of_the_function_are(on_workers):
     planned, verdicts = plan(module)
     assert verdicts == [LEFT_OUT, KEPT]
     # Whatever comes after the call, the function's own all-reduce is its last meeting.
-    assert flags(planned, "meets") == [False]
-    assert flags(planned, "may_meet") == [False]
+    assert left_out(planned, "meets") == [False]
+    assert left_out(planned, "may_meet") == [False]
     x = random(32, 64)
     for result in on_workers(2, planned, np.array(True), x):
         np.testing.assert_allclose(result, 16 * x, rtol=1e-4)
@@ -377,7 +348,7 @@ def test_a_call_is_a_meeting_if_all_paths_of_the_function_are(on_workers):
 
 def test_recursion_proves_nothing():
     planned, _ = plan(rewritten(Calls))
-    assert flags(planned, "recursive") == [False]
+    assert left_out(planned, "recursive") == [False]
 
 
 def test_groups_and_everybody():
@@ -461,9 +432,7 @@ def test_an_input_that_is_read_again_may_be_and_one_that_is_written_may_not():
         @R.function(pure=False)
         def main(x: R.Tensor((64,), "float32"), y: R.Tensor((64,), "float32")):
             cls = Writes
-            s: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(
-                R.shape([64]), R.dtype("float32"), 0, R.str("ipc_memory")
-            )
+            s = alloc(64, scope="ipc_memory")
             cls.copy(x, s)
             R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", s, 1, y, ty_args=[R.Tuple()])
             cls.double(s)
@@ -585,22 +554,25 @@ def test_kept_because_of_the_input(what, reason):
 
 def test_a_promise_that_the_plan_cannot_hold_is_taken_back():
     planned, _ = plan(rewritten(Chain))
-    assert flags(planned) == [True, True, True, False]
+    assert left_out(planned) == [True, True, True, False]
 
     @I.ir_module
     class Promised:
         @R.function(pure=False)
         def main(x: R.Tensor((64,), "float32")):
-            s: R.Tensor((64,), "float32") = R.builtin.alloc_tensor(
-                R.shape([64]), R.dtype("float32"), 0, R.str("ipc_memory")
-            )
+            s = alloc(64, scope="ipc_memory")
             R.call_packed("tvm_ipc.allreduce", s, 0, 0, 1, 1, x, ty_args=[R.Tuple()])
             return x
 
-    assert flags(Promised) == [True]
+    assert left_out(Promised) == [True]
     assert plan(Promised)[1] == [KEPT]
     # Without an allocation that it plans the promise is somebody else's.
-    assert flags(StaticPlanBlockMemory(packed=True)(planned)) == [True, True, True, False]
+    assert left_out(StaticPlanBlockMemory(packed=True)(planned)) == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

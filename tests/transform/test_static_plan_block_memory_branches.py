@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import tvm
 
-from tests.transform.memory_programs import prepared
-from tvm_ipc.analysis.collective_calls import match_collective
-from tvm_ipc.packed_functions import CollectiveFlag
+from tests.transform.memory_programs import left_out, prepared
 from tvm_ipc.transform import IPCAllReduceRewrite, StaticPlanBlockMemory, collect_report
 
 LEFT_OUT, KEPT = True, False
@@ -44,26 +40,8 @@ def branch(condition: str, then: list[str], otherwise: list[str]) -> list[str]:
     ]
 
 
-def flags(mod: tvm.IRModule, name: str = "main") -> list[bool]:
-    """Return for each all-reduce of a function whether it does without its exit barrier."""
-    found: list[bool] = []
-
-    def visit(body: Any) -> None:
-        for block in body.blocks:
-            for binding in block.bindings:
-                if hasattr(binding.value, "true_branch"):
-                    visit(binding.value.true_branch)
-                    visit(binding.value.false_branch)
-                collective = match_collective(binding.value)
-                if collective is not None and collective.flags is not None:
-                    found.append(CollectiveFlag.NO_EXIT_BARRIER in collective.flags)
-
-    visit(mod[name].body)
-    return found
-
-
 def planned(*lines: str, budget: int | None = None) -> list[bool]:
-    return flags(StaticPlanBlockMemory(packed=True, barrier_budget=budget)(module(*lines)))
+    return left_out(StaticPlanBlockMemory(packed=True, barrier_budget=budget)(module(*lines)))
 
 
 def test_calls_that_match_are_decided_together() -> None:
@@ -124,9 +102,9 @@ def test_calls_of_functions_keep_their_barriers() -> None:
     lines = branch("c", ["y = Module.one(x)"], [f"a = {SMALL}", "b = R.nn.relu(a)"])
     lines += ["    y = R.ccl.allreduce(R.nn.relu(b), 'sum', False)", *LAST]
     mod = StaticPlanBlockMemory(packed=True)(module(*lines))
-    assert flags(mod) == [KEPT] * 3 and flags(mod, "one") == [KEPT] * 2
+    assert left_out(mod) == [KEPT] * 3 and left_out(mod, "one") == [KEPT] * 2
     both = branch("c", ["y = Module.one(x)"], ["y = Module.one(R.add(x, x))"])
-    assert flags(StaticPlanBlockMemory(packed=True)(module(*both, *LAST)), "one")[0] is LEFT_OUT
+    assert left_out(StaticPlanBlockMemory(packed=True)(module(*both, *LAST)), "one")[0] is LEFT_OUT
 
 
 def test_promises_of_the_program_are_taken_back_on_both_sides() -> None:
@@ -149,4 +127,7 @@ class Module:
             r = x
         return r
 """
-    assert flags(StaticPlanBlockMemory(packed=True)(tvm.script.from_source(text))) == [KEPT, KEPT]
+    assert left_out(StaticPlanBlockMemory(packed=True)(tvm.script.from_source(text))) == [
+        KEPT,
+        KEPT,
+    ]

@@ -17,7 +17,7 @@ from tvm_ipc.transform.memory_plan import packing
 from tvm_ipc.transform.memory_plan.packing import Item, Packing, most_live, pack
 from tvm_ipc.transform.memory_plan.whole_storage_reuse import StorageRequest, pool
 
-BODY = Region(None, 0, 1 << 20)
+BODY = Region(None, None, 0, 1 << 20)
 
 
 def item(size: int, first: int, last: int) -> Item:
@@ -101,8 +101,8 @@ def branches(entry: int, then: int, otherwise: int, region: Region = BODY) -> tu
     end = entry + then + otherwise + 1
     step = Step(binding, binding.var, binding.value, region, 0, entry, end)
     step.branches = (
-        Region(step, entry + 1, entry + then, path=(*region.path, (step, 0))),
-        Region(step, entry + then + 1, end - 1, path=(*region.path, (step, 1))),
+        Region(step, None, entry + 1, entry + then, path=(*region.path, (step, 0))),
+        Region(step, None, entry + then + 1, end - 1, path=(*region.path, (step, 1))),
     )
     return step.branches
 

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 
 from tests.transform.memory_programs import planned
+from tvm_ipc.analysis.walk_and_rewrite_bindings import bindings_of
 from tvm_ipc.transform import StaticPlanBlockMemory
 
 _ALLOC = tvm.ir.Op.get("relax.builtin.alloc_tensor")
@@ -110,9 +111,8 @@ class Machine:
         self.clock = 0
 
     def run(self, body: Any) -> Any:
-        for block in body.blocks:
-            for binding in block.bindings:
-                self.values[binding.var] = self.value(binding.value)
+        for binding in bindings_of(body):
+            self.values[binding.var] = self.value(binding.value)
         return self.value(body.body)
 
     def value(self, expr: Any) -> Any:

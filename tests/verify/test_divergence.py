@@ -445,10 +445,18 @@ PART = function(allreduce(), name="part")
 CALL = 'u: R.Tensor((4,), "float32") = Module.part(x)'
 
 
-def test_functions_that_meet() -> None:
-    assert kinds(*place(), branch([CALL], []), others=PART) == CERTAIN
-    assert kinds(*place(), branch([CALL], [allreduce()]), others=PART) == []
-    assert kinds(*place(), branch([CALL], [CALL]), others=PART) == []
+CAPTURED = (
+    'u: R.Tensor((4,), "float32") = R.call_builtin_with_ctx('
+    '"vm.builtin.cuda_graph.run_or_capture", (Module.part, (x,), R.prim_value(0)), '
+    'ty_args=(R.Tensor((4,), "float32"),))'
+)
+
+
+@pytest.mark.parametrize("call", [CALL, CAPTURED])
+def test_functions_that_meet(call: str) -> None:
+    assert kinds(*place(), branch([call], []), others=PART) == CERTAIN
+    assert kinds(*place(), branch([call], [allreduce()]), others=PART) == []
+    assert kinds(*place(), branch([call], [call]), others=PART) == []
 
 
 def test_a_function_that_is_given_its_condition() -> None:
@@ -574,3 +582,43 @@ class Module:
         return z
 """)
     return module
+
+
+# ---- teams that leave out ranks -----------------------------------------------------------------
+
+EVEN = (2, 0, 2)  #: the ranks 0 and 2 of four
+
+
+def test_only_members_of_a_team_need_to_call() -> None:
+    members_only = branch([], [allreduce(of=EVEN), allgather(of=EVEN)])
+    assert kinds(*place("odd"), members_only) == []
+    assert kinds(*place("odd"), branch([allreduce(of=EVEN)], [])) == []  # nobody waits
+    assert kinds(allreduce(of=EVEN), allreduce()) == []
+    (hazard,) = check(*place(), branch([allreduce(of=EVEN)], []))
+    assert (hazard.kind, hazard.unknown) == (STUCK, False)
+    assert "rank 0 is waiting indefinitely; rank 2 has ended" in str(hazard)
+
+
+def test_members_of_a_team_have_to_agree() -> None:
+    reverse = branch([allreduce(of=EVEN), allgather(of=EVEN)], [allgather(of=EVEN), allreduce()])
+    assert (DISAGREES, False) in kinds(*place(), reverse)
+
+
+def test_a_result_is_the_same_on_members_only() -> None:
+    decide = [allreduce(of=EVEN), tensor("c", "", "bool"), "Module.positive(y, c)"]
+    assert kinds(*decide, branch([allreduce(of=EVEN)], [])) == []
+    assert kinds(*decide, branch([allreduce()], [])) == [(BRANCHES, True)]
+
+
+def test_the_number_of_ranks_is_not_the_number_of_members() -> None:
+    """Without `world_size`, the largest rank in a team tells how many ranks there are."""
+    body = [*place("odd", (4, 0, 1, 2, 3)), branch([], [allreduce(of=EVEN)])]
+    assert kinds(*body, world_size=None) == []
+    (hazard,) = check(*place(of=EVEN), branch([allreduce(of=EVEN)], []), world_size=None)
+    assert "rank 0 is waiting indefinitely; rank 2 has ended" in str(hazard)
+
+
+def test_the_index_of_a_rank_outside_is_the_size_of_the_team() -> None:
+    rank_1_calls = [*place("odd", EVEN), branch([allreduce()], [])]  # of ranks 1, 2 and 3: 2, 1, 2
+    (hazard,) = check(*rank_1_calls)
+    assert (hazard.kind, hazard.memory) == (STUCK, "rank 2")

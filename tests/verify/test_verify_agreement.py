@@ -19,6 +19,14 @@ OTHER = """
         b = R.builtin.alloc_tensor(R.shape([rows, 4]), R.dtype("float32"), 0, "global")
         _ = R.call_packed("tvm_ipc.allreduce", a, 0, 0, 3, 0, b, ty_args=(R.Tuple([]),))
         return a
+
+    @R.function(pure=False, private=True)
+    def doubled(a: R.Tensor(("rows", 4), "float32")):
+        rows = T.int64()
+        twice: R.Prim("int64") = rows * 2
+        b = R.builtin.alloc_tensor(R.shape([twice, 4]), R.dtype("float32"), 0, "global")
+        _ = R.call_packed("tvm_ipc.allreduce", b, 0, 0, 3, 0, b, ty_args=(R.Tuple([]),))
+        return a
 """
 
 
@@ -165,13 +173,15 @@ def test_a_team_that_is_not_known() -> None:
     assert "its team is unknown" in str(found[0])
 
 
-def test_a_function_that_is_called_with_other_sizes() -> None:
+@pytest.mark.parametrize("function", ["part", "doubled"])
+def test_a_function_that_is_called_with_other_sizes(function: str) -> None:
     """Its variable is one, and stands for other rows in each call."""
-    calls = [f"{name}_ = Module.part({name})" for name in "ab"]
+    calls = [f"{name}_ = Module.{function}({name})" for name in "ab"]
     assert kinds(SYMBOLIC, calls, [*reversed(calls)]) == CERTAIN
     assert kinds(SYMBOLIC, calls, calls) == []
-    assert kinds(SYMBOLIC, [calls[0]], [allreduce("a")]) == []
-    assert kinds(SYMBOLIC, [calls[1]], [allreduce("a")]) == CERTAIN
+    start = [*SYMBOLIC, tensor("c", "n, 4" if function == "part" else "2 * n, 4")]
+    assert kinds(start, [calls[0]], [allreduce("c")]) == []
+    assert kinds(start, [calls[1]], [allreduce("c")]) == CERTAIN
 
 
 def test_sizes_that_a_check_relates_are_not_certain() -> None:

@@ -121,19 +121,25 @@ def kinds(mod: tvm.IRModule, **options: bool) -> list[HazardKind]:
     return [kind for kind in found if kind is not HazardKind.BRANCHES]
 
 
+def filled(size: int) -> list[str]:
+    """Return the lines that compute `a` at the begin of a storage."""
+    return [storage("s0", size), tensor("a", "s0"), double("x", "a")]
+
+
+def end(send: str) -> list[str]:
+    """Return the lines of a last collective, which has an exit barrier."""
+    return [own("out"), allreduce(send, "out", BARRIER), kill("s0")]
+
+
 #: Two layers: while peers may read `a`, the second layer writes beside it.
 RIGHT = [
-    storage("s0", 2048),
-    tensor("a", "s0"),
-    double("x", "a"),
+    *filled(2048),
     storage("s1", 1024, "global"),
     tensor("b", "s1"),
     allreduce("a", "b"),
     tensor("c", "s0", 1024),
     double("b", "c"),
-    own("out"),
-    allreduce("c", "out", BARRIER),
-    kill("s0"),
+    *end("c"),
 ]
 
 
@@ -192,9 +198,7 @@ def test_it_is_seen_when_a_lifetime_ends_with_the_last_use():
 def test_it_is_seen_when_the_separator_is_gone():
     gather = packed("runtime.disco.allgather", "b", "R.prim_value(0)", "d")
     body = [
-        storage("s0", 1024),
-        tensor("a", "s0"),
-        double("x", "a"),
+        *filled(1024),
         own("b"),
         own("d"),
         own("out"),
@@ -216,18 +220,14 @@ def test_it_is_seen_when_the_separator_is_gone():
 def test_a_meeting_counts_for_its_own_ranks():
     def layers(first: int, second: int) -> list[str]:
         return [
-            storage("s0", 1024),
-            tensor("a", "s0"),
-            double("x", "a"),
+            *filled(1024),
             own("b"),
             allreduce("a", "b", NO_EXIT_BARRIER, first),
             own("d"),
             packed("runtime.disco.allgather", "b", f"R.prim_value({second})", "d"),
             tensor("c", "s0"),
             double("b", "c"),
-            own("out"),
-            allreduce("c", "out", BARRIER),
-            kill("s0"),
+            *end("c"),
         ]
 
     assert hazards(layers(0, 0)) == []
@@ -238,9 +238,7 @@ def test_a_meeting_counts_for_its_own_ranks():
 
 def test_the_output_of_the_next_meeting_is_a_write():
     body = [
-        storage("s0", 1024),
-        tensor("a", "s0"),
-        double("x", "a"),
+        *filled(1024),
         own("b"),
         allreduce("a", "b"),
         tensor("c", "s0"),
@@ -314,17 +312,13 @@ CONDITION = f'{X}, c: R.Tensor((), "bool")'
 def test_branches_join():
     def program(then: list[str], otherwise: list[str]) -> list[HazardKind]:
         body = [
-            storage("s0", 2048),
-            tensor("a", "s0"),
-            double("x", "a"),
+            *filled(2048),
             own("b"),
             own("d"),
             allreduce("a", "b"),
             branch([*then, "r = b"], [*otherwise, "r = b"]),
             double("r", "a"),
-            own("out"),
-            allreduce("a", "out", BARRIER),
-            kill("s0"),
+            *end("a"),
         ]
         return kinds(module(function(body, parameters=CONDITION)))
 
@@ -336,15 +330,11 @@ def test_branches_join():
 
 def test_what_a_branch_leaves_pending():
     body = [
-        storage("s0", 1024),
-        tensor("a", "s0"),
-        double("x", "a"),
+        *filled(1024),
         own("b"),
         branch([allreduce("a", "b"), "r = b"], [allreduce("a", "b", BARRIER), "r = b"]),
         double("r", "a"),
-        own("out"),
-        allreduce("a", "out", BARRIER),
-        kill("s0"),
+        *end("a"),
     ]
     assert kinds(module(function(body, parameters=CONDITION))) == [HazardKind.WRITE]
 
@@ -394,17 +384,13 @@ def with_part(part: list[str], body: list[str], result: str = "o") -> set[Hazard
 
 
 AROUND_PART = [
-    storage("s0", 1024),
-    tensor("a", "s0"),
-    double("x", "a"),
+    *filled(1024),
     own("b"),
     allreduce("a", "b"),
     own("d"),
     CALL.format("b, d"),
     double("y", "a"),
-    own("out"),
-    allreduce("a", "out", BARRIER),
-    kill("s0"),
+    *end("a"),
 ]
 
 
@@ -482,9 +468,7 @@ def symbolic(second: str, size: str = "8 * n") -> list[HazardKind]:
         allreduce("a", "b"),
         tensor("c", "s0", second, "n"),
         packed("tvm_ipc.copy", "x", "c"),
-        own("out"),
-        allreduce("c", "out", BARRIER),
-        kill("s0"),
+        *end("c"),
     ]
     return kinds(module(function(body, parameters='x: R.Tensor(("n",), "float32")')))
 

@@ -8,15 +8,16 @@ one tensor twice. A value is the set of objects that it may refer to, or a tuple
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import tvm
 from tvm import relax
 
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.program_order import Linear, Region, Step, exclusive
+from tvm_ipc.tvm_moved_names import GenericConst
 
 
 @dataclass(eq=False, slots=True)
@@ -90,9 +91,12 @@ class Allocation(FreshObject):
         return str(self.step.var.name)
 
 
-#: The memory objects of a value, or the values of the fields of a tuple.
-Value: TypeAlias = "frozenset[MemoryObject] | tuple[Value, ...]"
-NOTHING: frozenset[MemoryObject] = frozenset()
+T = TypeVar("T")
+#: The alternatives of a value, or the values of the fields of a tuple.
+Nested: TypeAlias = "frozenset[T] | tuple[Nested[T], ...]"
+#: The memory objects that a value may be.
+Value: TypeAlias = "Nested[MemoryObject]"
+NOTHING: frozenset[Any] = frozenset()
 #: Values by the addresses of variables, which the function keeps alive: hashing them is slow.
 Values: TypeAlias = "dict[int, Value]"
 CONSTANTS = 0  #: the key of the value that all constants share: no variable has this address
@@ -150,8 +154,8 @@ def _ends_by(memory: FreshObject, step: Step) -> bool:
     return all(use.point <= step.index or exclusive(use.region, step.region) for use in memory.uses)
 
 
-def leaves(value: Value) -> Iterator[MemoryObject]:
-    """Yield the memory objects of a value and of all its fields."""
+def leaves(value: Nested[T]) -> Iterator[T]:
+    """Yield the alternatives of a value and of all its fields."""
     if isinstance(value, tuple):
         for field_value in value:
             yield from leaves(field_value)
@@ -159,8 +163,8 @@ def leaves(value: Value) -> Iterator[MemoryObject]:
         yield from value
 
 
-def value_of(values: Values, expr: relax.Expr) -> Value:
-    """Return the value of an expression that creates no memory."""
+def value_of(values: Mapping[int, Nested[T]], expr: relax.Expr) -> Nested[T]:
+    """Return the value of an expression that creates nothing, from the values of variables."""
     kind = type(expr)
     if kind in VARIABLES:
         return values.get(expr.__chandle__(), NOTHING)
@@ -171,9 +175,9 @@ def value_of(values: Values, expr: relax.Expr) -> Value:
         return value[int(expr.index)] if isinstance(value, tuple) else value
     if kind is relax.Call:  # not in normal form
         arguments = [value_of(values, argument) for argument in as_list(expr.args)]
-        return frozenset(leaves((*arguments, values[CONSTANTS])))
-    if kind is tvm.ir.GenericConst and type(expr.ty) is relax.TensorType:
-        return values[CONSTANTS]
+        return frozenset(leaves((*arguments, values.get(CONSTANTS, NOTHING))))
+    if kind is GenericConst and type(expr.ty) is relax.TensorType:
+        return values.get(CONSTANTS, NOTHING)
     return NOTHING
 
 

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.tvm_moved_names import GenericConst, StringImm, VDevice
 
 ALLOC = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 
@@ -19,7 +20,7 @@ NOTHING = tvm.ir.TupleType([])
 
 def dtype_of(name: str) -> Any:
     """Return a data type as an argument."""
-    return tvm.ir.GenericConst(tvm.DataType(name), relax.AnyType())
+    return GenericConst(tvm.DataType(name), relax.AnyType())
 
 
 def do(callee: relax.Expr, arguments: Sequence[relax.Expr]) -> relax.Binding:
@@ -32,7 +33,7 @@ def do(callee: relax.Expr, arguments: Sequence[relax.Expr]) -> relax.Binding:
 def with_scope(call: relax.Call, scope: str, device: int) -> relax.Call:
     """Return an allocation with another memory scope."""
     args = as_list(call.args)
-    args[3] = tvm.ir.StringImm(scope)
+    args[3] = StringImm(scope)
     if call.ty.vdevice is not None:
         args[2] = tirx.IntImm("int64", device)
     return replace_call(call, call.op, args)
@@ -49,14 +50,14 @@ def alloc(shape: relax.Expr, ty: Any, device: int, scope: str) -> relax.Call:
         shape,
         dtype_of(str(ty.dtype.dtype)),
         tirx.IntImm("int64", device),
-        tvm.ir.StringImm(scope),
+        StringImm(scope),
     ]
     ty_args = [ty] if ty.vdevice is not None else []
     return relax.Call(ALLOC, args, ty_args=ty_args, ret_ty=ty)
 
 
 def emit_alloc(
-    name: str, ty: Any, scope: str, devices: list[relax.VDevice], out: list[relax.Binding]
+    name: str, ty: Any, scope: str, devices: list[VDevice], out: list[relax.Binding]
 ) -> relax.Var:
     """Append an allocation in a memory scope to `out`; return its variable."""
     device, ty = device_of(ty, devices), type_in(ty, scope, devices)
@@ -74,7 +75,7 @@ def match_shape(tensor: relax.Expr, out: list[relax.Binding]) -> relax.Var:
     return var
 
 
-def device_of(ty: Any, devices: list[relax.VDevice]) -> int:
+def device_of(ty: Any, devices: list[VDevice]) -> int:
     """Return the VM's index of a tensor's device; all scopes of a device share the first one."""
     if ty.vdevice is not None:
         for index, device in enumerate(devices):
@@ -83,12 +84,12 @@ def device_of(ty: Any, devices: list[relax.VDevice]) -> int:
     return 0
 
 
-def same_device(a: relax.VDevice, b: relax.VDevice) -> bool:
+def same_device(a: VDevice, b: VDevice) -> bool:
     """Return whether two virtual devices are equal except for their memory scopes."""
     return a.vdevice_id == b.vdevice_id and str(a.target) == str(b.target)
 
 
-def type_in(ty: Any, scope: str, devices: list[relax.VDevice]) -> Any:
+def type_in(ty: Any, scope: str, devices: list[VDevice]) -> Any:
     """Return the type of a copy in another memory scope, whose device must not name the old one."""
     if ty.vdevice is None or str(ty.vdevice.memory_scope) in ("", "global", scope):
         return ty

@@ -7,12 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Final
 
-import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.analysis.binding_builders import NOTHING, replace_call
@@ -28,11 +27,12 @@ from tvm_ipc.packed_functions import (
     Team,
     find,
 )
-from tvm_ipc.packed_functions.collective_declarations import DISCO
-from tvm_ipc.packed_functions.program_function_declarations import START
+from tvm_ipc.packed_functions.collective_kind import DISCO
+from tvm_ipc.packed_functions.program_function_declarations import RUN_BY, START
+from tvm_ipc.tvm_moved_names import GenericConst, StringImm
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Collective:
     """A call of a collective whose team and options are constants."""
 
@@ -53,19 +53,19 @@ class Collective:
         """Return whether no rank returns before all ranks of the team have entered."""
         return self.function.sync is Sync.BARRIER
 
-    @cached_property
+    @property
     def kind(self) -> ReduceKind | None:
         """Return the kind of reduction, None if the collective does not reduce."""
         kind = self._number("ReduceKind", "ReduceKindInShape")
-        return None if kind is None else ReduceKind(kind)
+        return None if kind is None else _reduce_kind(kind)
 
-    @cached_property
+    @property
     def flags(self) -> CollectiveFlag | None:
         """Return the flags that the compiler sets, None if the function takes none."""
         flags = self._number("CollectiveFlag")
-        return None if flags is None else CollectiveFlag(flags)
+        return None if flags is None else _flag(flags)
 
-    @cached_property
+    @property
     def general_form(self) -> Function:
         """Return the equivalent function that takes all options, else the function itself."""
         return PROGRAMS.get(self.function.general_form, self.function)
@@ -121,19 +121,43 @@ def match_collective(expr: relax.Expr) -> Collective | None:
     if function is None or function.sync not in (Sync.PARTIAL, Sync.BARRIER):
         return None
     arguments = as_list(expr.args)
+    constants = _constants(function, len(arguments))
+    if constants is None:
+        return None
     numbers = dict(function.defaults)
     division: tuple[int, ...] = ()
     try:
-        for parameter, argument in zip(function.bind(len(arguments)) or (), arguments, strict=True):
-            if parameter.type == "Team" and isinstance(argument, relax.ShapeExpr):
+        for position, name, is_team, read in constants:
+            argument = arguments[position]
+            if is_team and isinstance(argument, relax.ShapeExpr):
                 division = tuple(map(int, argument.values))
                 if not division:
                     return None  # the runtime raises an error for it
-            elif parameter.type in _NUMBERS:
-                numbers[parameter.name] = _NUMBERS[parameter.type](argument)
+            else:
+                numbers[name] = read(argument)
     except (AttributeError, IndexError, TypeError, ValueError):
-        return None  # the number of arguments is wrong, or an option is not constant
+        return None  # an option is not constant
     return Collective(function, expr, arguments, numbers, division)
+
+
+@cache
+def _constants(
+    function: Function, count: int
+) -> list[tuple[int, str, bool, Callable[[Any], int]]] | None:
+    """Return the constants among `count` arguments, None if the function takes another number.
+
+    Each has its position, its parameter, whether that is a team, and the function that reads it.
+    """
+    bound = function.bind(count)
+    return (
+        None
+        if bound is None
+        else [
+            (position, parameter.name, parameter.type == "Team", _NUMBERS[parameter.type])
+            for position, parameter in enumerate(bound)
+            if parameter.type in _NUMBERS
+        ]
+    )
 
 
 def match_start(expr: relax.Expr) -> Collective | None:
@@ -146,7 +170,7 @@ def match_start(expr: relax.Expr) -> Collective | None:
     if str(expr.op.global_symbol) != START.name or not expr.args:
         return None
     name, *operands = expr.args
-    if not isinstance(name, tvm.ir.StringImm):
+    if not isinstance(name, StringImm):
         return None
     return match_collective(
         relax.Call(relax.ExternFunc(str(name.value)), operands, ty_args=[NOTHING], ret_ty=NOTHING)
@@ -155,7 +179,7 @@ def match_start(expr: relax.Expr) -> Collective | None:
 
 def start_of(call: relax.Call) -> relax.Call:
     """Return a call that starts a collective, from a call of it; its value is the request."""
-    arguments = [tvm.ir.StringImm(str(call.op.global_symbol)), *call.args]
+    arguments = [StringImm(str(call.op.global_symbol)), *call.args]
     request = relax.AnyType()
     return relax.Call(relax.ExternFunc(START.name), arguments, ty_args=[request], ret_ty=request)
 
@@ -177,6 +201,14 @@ def needs_peers(call: relax.Call) -> bool:
     return bool(function.starts)
 
 
+def running_ranks(function: relax.Function, world_size: int | None) -> Sequence[int] | None:
+    """Return the ranks that run a function, None if they are unknown."""
+    listed = (function.attrs or {}).get(RUN_BY, None)
+    if listed is not None:
+        return [int(rank) for rank in listed]
+    return None if world_size is None else range(world_size)
+
+
 @cache
 def _constant(number: int) -> relax.Expr:
     """Return a number as an argument, cached because creating one is slow."""
@@ -187,17 +219,21 @@ def _int(expr: relax.Expr) -> int:
     return int(expr.value if type(expr) in _WITH_VALUE else expr)
 
 
-_WITH_VALUE: Final = frozenset((tirx.IntImm, tvm.ir.GenericConst))
+_WITH_VALUE: Final = frozenset((tirx.IntImm, GenericConst))
+# Cached because each collective is read by many passes, and calls of enumerations are slow.
+_reduce_kind = cache(ReduceKind)
+_strategy = cache(AllReduceStrategy)
+_flag = cache(CollectiveFlag)
 
 
 #: Functions that read a constant argument, by the type of its parameter.
 _NUMBERS: Final[dict[str, Callable[[Any], int]]] = {
     "Team": _int,
     "InGroup": lambda expr: Team(bool(_int(expr))),
-    "ReduceKind": lambda expr: ReduceKind(_int(expr)),
-    "ReduceKindInShape": lambda expr: ReduceKind(int(expr.values[0])),
-    "AllReduceStrategy": lambda expr: AllReduceStrategy(_int(expr)),
-    "CollectiveFlag": lambda expr: CollectiveFlag(_int(expr)),
+    "ReduceKind": lambda expr: _reduce_kind(_int(expr)),
+    "ReduceKindInShape": lambda expr: _reduce_kind(int(expr.values[0])),
+    "AllReduceStrategy": lambda expr: _strategy(_int(expr)),
+    "CollectiveFlag": lambda expr: _flag(_int(expr)),
 }
 
 

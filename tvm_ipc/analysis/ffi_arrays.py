@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_ffi import _ffi_api
+from tvm_ipc.tvm_private_names import array_size_and_item
 
-_size, _item = _ffi_api.ArraySize, _ffi_api.ArrayGetItem
+_size, _item = array_size_and_item()
 
 
 def as_list(array: Any) -> list[Any]:

@@ -4,13 +4,16 @@
     y = f(x)                     a packed function may return its argument, or older memory
     p = (x, y)                   a tuple refers to its fields
     z = R.reshape(p[0], ...)     a view refers to its argument
+    z = R.add(x, y)              new memory
+    z = R.squeeze(x)             new memory, or a view of the argument
     r = z if c else w            a branch refers to either of them
     s = cls.g(x, w)              the body of g decides
 
 Two values may alias, and are in one alias class, if they share a memory object, or if both may be
 memory that existed before the function ran. As in TVM's own plan, packed functions are assumed not
 to keep their arguments, but they may return one of them. Operators may be lowered to kernels, views
-or constants later: their results are new memory or one of their arguments.
+or constants later: the results of those that may only copy are new memory or one of their
+arguments.
 """
 
 from __future__ import annotations
@@ -41,23 +44,20 @@ from tvm_ipc.analysis.alias_facts import (
     value_of,
 )
 from tvm_ipc.analysis.collective_calls import match_collective
-from tvm_ipc.analysis.elementwise_view_writer_ops import VIEWS
 from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.analysis.primfunc_effects import PrimFuncs
 from tvm_ipc.analysis.program_order import Linear, Region, Step, linearize
+from tvm_ipc.analysis.views_and_writes_of_calls import (
+    KEEPERS,
+    PACKED_CALLERS,
+    VIEWS,
+    computes_result,
+    viewed,
+)
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.builtin.alloc_tensor")
 _ALLOC_TENSOR_ADDRESS = _ALLOC_TENSOR.__chandle__()
 _CALL_TIR_DYN = tvm.ir.Op.get("relax.vm.call_tir_dyn")
-#: Operators whose callee may keep their arguments.
-_KEEPERS = {
-    "relax.call_builtin_with_ctx",
-    "relax.call_py_func",
-    "relax.invoke_closure",
-    "relax.invoke_pure_closure",
-    "relax.make_closure",
-}
-#: Operators that return the result of a packed function.
-_PACKED = {"relax.call_pure_packed", "relax.call_inplace_packed"}
 #: Operators that allocate their results, and whether they may become a view in a dataflow block.
 _DESTINATION_PASSING = {"relax.call_tir": True, "relax.call_dps_packed": False}
 #: Functions of TVM's caches, which copy their arguments and return the cache.
@@ -68,7 +68,8 @@ class ModuleAliasFacts:
     """The alias facts of the functions of a module, computed on demand.
 
     `makers` are the names of functions, of any kind, that return new tensors and keep no argument.
-    `programs` are the events of functions, by name, for callers that have them already.
+    `programs` are the events of functions, by name, for callers that have them already; so is
+    `primfuncs`.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class ModuleAliasFacts:
         mod: tvm.IRModule,
         makers: Collection[str] = (),
         programs: Mapping[str, Linear] = MappingProxyType({}),
+        primfuncs: PrimFuncs | None = None,
     ) -> None:
         self.functions = {str(var.name_hint): function for var, function in mod.functions_items()}
+        self.primfuncs = primfuncs or PrimFuncs(mod)
         self.makers = frozenset(makers)
         self._programs = programs
         self._facts: dict[str, AliasFacts] = {}
@@ -120,7 +123,7 @@ class _Walk:
         for var, parameter in zip(function.params, parameters, strict=True):
             self._values[var.__chandle__()] = frozenset([parameter])
         self._region(self._program.body)
-        result = self._result(function.body)
+        result = value_of(self._values, self._program.body.result)
         for memory in leaves(result):
             memory.returned = True
             memory.plain = False
@@ -133,11 +136,6 @@ class _Walk:
             self._outside,
             self._collectives,
         )
-
-    def _result(self, body: relax.Expr) -> Value:
-        if not isinstance(body, relax.SeqExpr):
-            return value_of(self._values, body)
-        return value_of(self._values, body.body)
 
     def _region(self, region: Region) -> None:
         values = self._values
@@ -157,11 +155,9 @@ class _Walk:
             self._use(step, value.cond, step.entry, plain=False)
             step.region.crossings.append(step)
             results = []
-            for region, body in zip(
-                step.branches, (value.true_branch, value.false_branch), strict=True
-            ):
+            for region in step.branches:
                 self._region(region)
-                results.append(self._result(body))
+                results.append(value_of(self._values, region.result))
             joined = join(*results)
             for memory in leaves(joined):
                 memory.plain = False
@@ -221,31 +217,30 @@ class _Walk:
         return self._any_of(as_list(call.args))
 
     def _operator(self, step: Step, call: relax.Call) -> Value:
-        name = call.op.name
-        if name in VIEWS:
-            return value_of(self._values, call.args[0])
+        source, name = viewed(call), call.op.name
+        if source is not None:
+            return value_of(self._values, source)
         if call.op.same_as(_CALL_TIR_DYN):
             self._use_all(step, as_list(call.args[1].fields))
             return NOTHING
         self._use_all(step, as_list(call.args), plain=False)
         holds = holds_tensor(step.var.ty)
-        if name in _PACKED:
+        if name in PACKED_CALLERS:
             return self._any_of(as_list(call.args)) if holds else NOTHING
         if name in _DESTINATION_PASSING:
-            dataflow = type(step.region.blocks[step.block]) is relax.DataflowBlock
             new = fresh_value(step, step.var.ty, certain=False)
-            may_be_view = dataflow and _DESTINATION_PASSING[name]
-            return (
-                frozenset((*self._leaves(as_list(call.args)), *leaves(new))) if may_be_view else new
-            )
-        if name not in _KEEPERS and not holds:
+            if not (step.in_dataflow and _DESTINATION_PASSING[name]):
+                return new
+            return frozenset((*self._leaves(as_list(call.args)), *leaves(new)))
+        if name not in KEEPERS and not holds:
             return NOTHING
         objects = self._leaves(as_list(call.args))
-        pure = name not in _KEEPERS and bool(call.op.get_attr("FPurity"))
+        pure = name not in KEEPERS and bool(call.op.get_attr("FPurity"))
         for memory in objects:
             memory.keep(f"it is passed to the operator {name}", escapes=not pure)
         if pure:
-            return frozenset((*objects, FreshObject(step=step, certain=False)))
+            older = () if computes_result(call) else objects
+            return frozenset((*older, FreshObject(step=step, certain=False)))
         return self._foreign if holds else NOTHING
 
     def _relax_call(self, step: Step, call: relax.Call, name: str) -> Value:

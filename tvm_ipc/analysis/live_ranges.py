@@ -55,6 +55,11 @@ def extended(live: LiveRange, point: int, region: Region) -> LiveRange:
     return LiveRange(_merge([*live.spans, *more]), live.region)
 
 
+def live_throughout(live: LiveRange, first: int, last: int) -> LiveRange:
+    """Return a live range that also includes all events from one to another."""
+    return LiveRange(_merge([*live.spans, (first, last)]), live.region)
+
+
 def _within(point: int, region: Region, home: Region) -> int:
     """Return the event of `home` that contains an event of `region`."""
     if region is home or not region.within(home):

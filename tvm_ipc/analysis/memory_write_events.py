@@ -12,12 +12,10 @@ private functions, all callers are known and examined.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from tvm_ipc.analysis.alias_facts import (
     AliasFacts,
@@ -25,14 +23,16 @@ from tvm_ipc.analysis.alias_facts import (
     MemoryObject,
     Parameter,
 )
-from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
-
-#: Returns whether a kernel, by its name, may write the argument at a position.
-Kernels: TypeAlias = Callable[[str, int], bool]
-#: Returns the positions that a packed function with a number of arguments may write; None: all.
-Packed: TypeAlias = "Callable[[relax.ExternFunc, int], Collection[int] | None]"
+from tvm_ipc.analysis.views_and_writes_of_calls import (
+    ALLOCATING,
+    PackedWrites,
+    operator_of,
+    registered_writes,
+    written_arguments,
+)
+from tvm_ipc.tvm_moved_names import GenericConst
 
 
 @dataclass(eq=False)
@@ -62,12 +62,10 @@ class ModRef:
     def __init__(
         self,
         module: ModuleAliasFacts,
-        kernels: Kernels,
-        packed: Packed,
+        packed: PackedWrites = registered_writes,
         private: Collection[str] = (),
     ) -> None:
         self._module = module
-        self._kernels = kernels
         self._packed = packed
         self._private = frozenset(private)
         self._functions: dict[str, FunctionModRef] = {}
@@ -164,49 +162,10 @@ class ModRef:
                 if type(callee) is relax.Function:
                     self._functions[str(step.value.op.name_hint)].callers.append((writes, step))
                     continue
-                for operand in self._written(step):
-                    if type(operand) is not tvm.ir.GenericConst:
+                written = written_arguments(step.value, self._module.primfuncs, self._packed)
+                if operator_of(step.value) in ALLOCATING:
+                    written.append(step.var)
+                for operand in written:
+                    if type(operand) is not GenericConst:
                         for memory in writes.facts.objects(operand):
                             writes.add(memory, step.entry)
-
-    def _written(self, step: Step) -> Iterator[relax.Expr]:
-        """Yield the operands that a step may write, unless it calls one of the Relax functions."""
-        op, args = step.value.op, as_list(step.value.args)
-        if type(op) is tvm.ir.GlobalVar:
-            yield from self._by_kernel(op, args)
-        elif type(op) is relax.ExternFunc:
-            yield from self._by_packed(op, args)
-        elif type(op) is not tvm.ir.Op:
-            yield from args  # a closure may write any of them
-        elif op.name in ("relax.call_tir", "relax.call_tir_inplace"):
-            yield step.var
-            yield from self._by_kernel(args[0], _fields(args[1]))
-        elif op.name == "relax.call_dps_packed":
-            yield step.var
-        elif op.name in ("relax.call_pure_packed", "relax.call_inplace_packed"):
-            yield from self._by_packed(args[0], args[1:])
-        elif op.name.startswith(("relax.call_builtin_with_ctx", "relax.invoke")):
-            yield from args
-
-    def _by_kernel(self, callee: relax.Expr, args: list[relax.Expr]) -> Iterator[relax.Expr]:
-        function = self._module.function(callee)
-        if not isinstance(function, tirx.PrimFunc):
-            yield from args
-            return
-        for k, argument in enumerate(args[: len(function.params)]):
-            if self._kernels(str(callee.name_hint), k):
-                yield argument
-
-    def _by_packed(self, callee: relax.Expr, args: list[relax.Expr]) -> list[relax.Expr]:
-        is_packed = isinstance(callee, relax.ExternFunc)
-        written = self._packed(callee, len(args)) if is_packed else None
-        return args if written is None else [args[k] for k in written]
-
-
-def _fields(arguments: relax.Expr) -> list[relax.Expr]:
-    """Return the fields of a tuple of arguments; a single argument may stand without a tuple."""
-    if isinstance(arguments, relax.Tuple):
-        return list(arguments.fields)
-    if not isinstance(arguments.ty, relax.TupleType):
-        return [arguments]
-    return [relax.TupleGetItem(arguments, k) for k in range(len(arguments.ty.fields))]

@@ -16,7 +16,9 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
+
+from tvm_ipc.tvm_moved_names import MatchBufferRegion, TensorLoad, TensorRegion
 
 _DATA = "tirx.buffer_data"
 _ADDRESS_OF = "tirx.address_of"
@@ -37,6 +39,25 @@ class BufferParameter:
     def may_be_written(self) -> bool:
         """Return whether it may be written: it is, or it escapes."""
         return self.written or bool(self.escapes)
+
+
+class PrimFuncs:
+    """The PrimFuncs of a module, whose parameters are analysed on demand."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self.functions: dict[str, tirx.PrimFunc] = {
+            str(var.name_hint): function
+            for var, function in mod.functions_items()
+            if isinstance(function, tirx.PrimFunc)
+        }
+        self._parameters: dict[str, list[BufferParameter]] = {}
+
+    def parameters(self, name: str) -> list[BufferParameter]:
+        """Return the uses of each parameter of a PrimFunc."""
+        parameters = self._parameters.get(name)
+        if parameters is None:
+            parameters = self._parameters[name] = find_parameters(self.functions[name])
+        return parameters
 
 
 def find_parameters(function: tirx.PrimFunc) -> list[BufferParameter]:
@@ -71,13 +92,13 @@ class _Body:
             function.body,
             [
                 (tvm.ir.Var, self._variable),
-                (tvm.ir.TensorLoad, self._load),
-                (tvm.ir.TensorRegion, self._region),
+                (TensorLoad, self._load),
+                (TensorRegion, self._region),
                 (tirx.BufferStore, self._store),
                 (tvm.ir.Call, self._call),
                 (tirx.Bind, self._bind),
                 (tirx.DeclBuffer, self._declare),
-                (s_tir.MatchBufferRegion, self._match),
+                (MatchBufferRegion, self._match),
                 (tirx.TilePrimitiveCall, self._tile),
             ],
         )
@@ -154,9 +175,9 @@ class _Body:
             if isinstance(argument, tirx.Var) and _has_memory(argument):
                 self._left[hash(argument)] -= 1
                 self._pointers.append((hash(call), argument, f"is an operand of {name}"))
-            elif isinstance(argument, tvm.ir.TensorRegion):
+            elif isinstance(argument, TensorRegion):
                 self._pointers.append((hash(call), argument.source, f"is an operand of {name}"))
-            elif isinstance(argument, tvm.ir.TensorLoad) and name == _ADDRESS_OF:
+            elif isinstance(argument, TensorLoad) and name == _ADDRESS_OF:
                 how = "has the address of an element taken"
                 self._pointers.append((hash(call), argument.source, how))
 

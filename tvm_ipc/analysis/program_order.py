@@ -13,6 +13,7 @@ Only one of two sibling regions runs. Relax has no loops: events run in order, e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,13 +28,19 @@ class Region:
     """The bindings of a function body or of one branch, in order."""
 
     parent: Step | None  #: the if that has this branch, None for the function body
+    body: Any  #: the sequence of bindings
     begin: int  #: the first event
     end: int = -1  #: the last event, `begin - 1` if there is none
-    blocks: list[Any] = field(default_factory=list)  #: the binding blocks of the function
+    blocks: list[Any] = field(default_factory=list)  #: the binding blocks of the sequence
     #: Steps in which ranks may synchronize: collectives, calls of Relax functions, ifs.
     crossings: list[Step] = field(default_factory=list)
     #: The ifs around it, from outside in, and the branch of each.
     path: tuple[tuple[Step, int], ...] = ()
+
+    @property
+    def result(self) -> Any:
+        """Return the value at the end."""
+        return self.body.body if isinstance(self.body, relax.SeqExpr) else self.body
 
     def within(self, region: Region) -> bool:
         """Return whether this is a region or nested in it."""
@@ -48,7 +55,7 @@ class Region:
 class Step:
     """One binding. It caches fields of the IR, because access to the IR is slow."""
 
-    binding: relax.Binding
+    binding: Any  #: None for the use of a result at the end of a region
     var: Any
     value: Any
     region: Region
@@ -57,6 +64,15 @@ class Step:
     index: int  #: the event at which its value exists; differs from `entry` only for an if
     branches: tuple[Region, ...] = ()
     collective: Collective | None = None  #: the collective that it calls, if any
+
+    @property
+    def in_dataflow(self) -> bool:
+        """Return whether it is in a dataflow block."""
+        return type(self.region.blocks[self.block]) is relax.DataflowBlock
+
+    def shares_block(self, other: Step) -> bool:
+        """Return whether another binding is in the same binding block."""
+        return self.region is other.region and self.block == other.block
 
 
 @dataclass(eq=False)
@@ -76,14 +92,14 @@ class Linear:
 
 def linearize(name: str, function: relax.Function) -> Linear:
     """Return the events of a function in normal form."""
-    program = Linear(name, function, Region(None, 0))
-    _enter(program, program.body, function.body)
+    program = Linear(name, function, Region(None, function.body, 0))
+    _enter(program, program.body)
     return program
 
 
-def _enter(program: Linear, region: Region, body: relax.Expr) -> None:
-    """Append the events of a body, which is the region's, to a program."""
-    events = program.points
+def _enter(program: Linear, region: Region) -> None:
+    """Append the events of a region to a program."""
+    events, body = program.points, region.body
     steps = program.steps[region] = []
     region.blocks = as_list(body.blocks) if isinstance(body, relax.SeqExpr) else []
     for number, block in enumerate(region.blocks):
@@ -97,27 +113,32 @@ def _enter(program: Linear, region: Region, body: relax.Expr) -> None:
                 branches = []
                 for branch, inner in enumerate((value.true_branch, value.false_branch)):
                     path = (*region.path, (step, branch))
-                    branches.append(Region(step, len(events), path=path))
-                    _enter(program, branches[-1], inner)
+                    branches.append(Region(step, inner, len(events), path=path))
+                    _enter(program, branches[-1])
                 step.branches = tuple(branches)
                 step.index = len(events)
                 events.append(step)
     region.end = len(events) - 1
 
 
-def common_region(a: Region, b: Region) -> tuple[tuple[Step, int], ...]:
-    """Return the path of the innermost region that contains both regions."""
-    if a is b:
-        return a.path
-    length = 0
-    for in_a, in_b in zip(a.path, b.path, strict=False):
-        if in_a != in_b:
-            break
-        length += 1
-    return a.path[:length]
+def common_region(regions: Iterable[Region]) -> Region:
+    """Return the innermost region that contains all of some regions, which are of one function."""
+    common, *others = regions
+    for region in others:
+        while not region.within(common):
+            assert common.parent is not None
+            common = common.parent.region
+    return common
+
+
+def ancestor(step: Step, region: Region) -> Step:
+    """Return the step of a region that is a step, or the if around it."""
+    return step if step.region is region else step.region.path[len(region.path)][0]
 
 
 def exclusive(a: Region, b: Region) -> bool:
     """Return whether at most one of two regions runs."""
-    depth = len(common_region(a, b))
+    if a is b:
+        return False
+    depth = len(common_region((a, b)).path)
     return depth < len(a.path) and depth < len(b.path) and a.path[depth][0] is b.path[depth][0]

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change the memory scopes of buffers in PrimFuncs, and of pointers that are made from them."""
+"""Change the types of buffers: scopes in PrimFuncs, also of pointers made from them, and shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import tirx
+
+from tvm_ipc.tvm_moved_names import TensorLoad
 
 #: Returns the new scope of a variable that refers to memory, or None to keep its scope.
 NewScope = Callable[[tirx.Var], "str | None"]
@@ -29,7 +31,7 @@ def retype(function: tirx.PrimFunc, new_scope: NewScope) -> tirx.PrimFunc:
         if not isinstance(call.ty, tvm.ir.PointerType) or not call.args:
             return call
         source = call.args[0]
-        if isinstance(source, tvm.ir.TensorLoad):
+        if isinstance(source, TensorLoad):
             source = source.source
         scope = _scope(source)
         if scope is None or scope == str(call.ty.storage_scope):
@@ -49,15 +51,17 @@ def _with_scope(var: tirx.Var, scope: str | None) -> tirx.Var:
     ty = var.ty
     if isinstance(ty, tvm.ir.PointerType):
         return tirx.Var(var.name, tvm.ir.PointerType(ty.element_type, scope), var.span)
-    return tirx.Var(var.name, with_scope(ty, scope), var.span)
+    return tirx.Var(var.name, retyped_buffer(ty, scope=scope), var.span)
 
 
-def with_scope(ty: tirx.BufferType, scope: str) -> tirx.BufferType:
-    """Return the type of the same buffer in another scope."""
+def retyped_buffer(
+    ty: tirx.BufferType, *, scope: str | None = None, shape: Sequence[Any] | None = None
+) -> tirx.BufferType:
+    """Return the type of the same buffer in another scope, or with another shape."""
     return tirx.BufferType(
         ty.dtype,
-        scope,
-        ty.shape,
+        ty.storage_scope if scope is None else scope,
+        ty.shape if shape is None else list(shape),
         ty.strides,
         ty.elem_offset,
         ty.data_alignment,

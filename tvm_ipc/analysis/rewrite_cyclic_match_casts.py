@@ -20,6 +20,7 @@ from typing import Any
 
 from tvm import relax, tirx
 
+from tvm_ipc.analysis.shape_algebra import extents_of
 from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, walk
 from tvm_ipc.comm.extent_arithmetic import constant, simplified
 
@@ -56,20 +57,12 @@ def without_cycles(function: relax.Function) -> relax.Function:
     return rewrite(function, change)
 
 
-def _dims(ty: Any) -> list[Any]:
-    """Return the extents of a tensor or a shape, [] where they are unknown."""
-    if isinstance(ty, relax.TensorType):
-        ty = None if ty.shape is None else ty.shape.ty
-    values = ty.values if isinstance(ty, relax.ShapeType) else None
-    return [] if values is None else list(values)
-
-
 def _variables(ty: Any) -> Iterator[tirx.Var]:
     """Yield the variables that a type defines."""
     if isinstance(ty, relax.TupleType):
         for field in ty.fields:
             yield from _variables(field)
-    yield from (extent for extent in _dims(ty) if isinstance(extent, tirx.Var))
+    yield from (extent for extent in extents_of(ty) or () if isinstance(extent, tirx.Var))
 
 
 def _extents(new: Any, old: Any) -> Iterator[tuple[Any, Any]]:
@@ -77,7 +70,7 @@ def _extents(new: Any, old: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(new, relax.TupleType) and isinstance(old, relax.TupleType):
         for new_field, old_field in zip(new.fields, old.fields, strict=False):
             yield from _extents(new_field, old_field)
-    yield from zip(_dims(new), _dims(old), strict=False)
+    yield from zip(extents_of(new) or (), extents_of(old) or (), strict=False)
 
 
 def _without_extents(ty: Any) -> Any:

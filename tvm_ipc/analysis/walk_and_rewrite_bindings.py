@@ -2,8 +2,10 @@
 """Walk through the bindings of functions, and rewrite them; unchanged IR is the same object.
 
     for binding, value in walk(function): ...               every binding, results with None
+    for binding in bindings_of(function.body): ...          only those outside of branches
 
     rewrite(function, lambda binding, value: [new])         replace a binding by other ones
+    edits.replace(var, [new]); edits.apply(function)        the same, for chosen variables
     begin_with(function, [check])                           more bindings before the first one
     change_functions(mod, lambda name, function: function)  every Relax function of a module
 
@@ -14,14 +16,15 @@ object of another class, `isinstance` takes three times as long as a comparison 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.relax.expr import _update_type
 
 from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.tvm_private_names import update_type
 
 #: Returns the bindings that replace a binding, from it and its value; None to keep it.
 Change = Callable[[relax.Binding, relax.Expr], "Sequence[relax.Binding] | None"]
@@ -36,6 +39,12 @@ def walk(function: relax.Function) -> Iterator[tuple[relax.Binding | None, relax
     time is quadratic in the number of weights.
     """
     return _walk(function.body)
+
+
+def relax_functions(mod: tvm.IRModule) -> Iterator[tuple[tvm.ir.GlobalVar, relax.Function]]:
+    """Return an iterator over the Relax functions of a module, with their global variables."""
+    items = mod.functions_items()
+    return ((variable, value) for variable, value in items if isinstance(value, relax.Function))
 
 
 def calls(function: relax.Function) -> Iterator[relax.Call]:
@@ -58,6 +67,26 @@ def _walk(sequence: relax.Expr) -> Iterator[tuple[relax.Binding | None, relax.Ex
             elif kind is relax.Function:
                 yield from _walk(value.body)
     yield None, sequence.body
+
+
+def bindings_of(sequence: relax.Expr) -> list[relax.Binding]:
+    """Return the bindings of a sequence itself, without those of branches and local functions."""
+    if not isinstance(sequence, relax.SeqExpr):
+        return []
+    return [binding for block in as_list(sequence.blocks) for binding in as_list(block.bindings)]
+
+
+def has_dataflow(sequence: relax.Expr) -> bool:
+    """Return whether a sequence, a branch or a local function of it has a dataflow block."""
+    if not isinstance(sequence, relax.SeqExpr):
+        return False
+    if any(isinstance(block, relax.DataflowBlock) for block in as_list(sequence.blocks)):
+        return True
+    values = [binding.value for binding in bindings_of(sequence)]
+    branches = [v for v in values if type(v) is relax.If]
+    nested = [body for v in branches for body in (v.true_branch, v.false_branch)]
+    nested += [v.body for v in values if type(v) is relax.Function]
+    return any(map(has_dataflow, nested))
 
 
 def belongs_to_others(function: relax.Function) -> bool:
@@ -101,6 +130,45 @@ def rewrite(function: relax.Function, change: Change, end: End = _no_end) -> rel
     return function if changed is body else with_body(function, changed)
 
 
+class Edits:
+    """Changes at bindings, which their variables identify. `apply` makes all of them at once."""
+
+    def __init__(self) -> None:
+        # By the addresses of variables, which the function keeps alive: hashing them is slow.
+        self._before: defaultdict[int, list[relax.Binding]] = defaultdict(list)
+        self._after: defaultdict[int, list[relax.Binding]] = defaultdict(list)
+        self._replaced: dict[int, Sequence[relax.Binding]] = {}
+
+    def insert_before(self, var: Any, bindings: Sequence[relax.Binding]) -> None:
+        """Insert bindings before that of a variable, after those that were inserted there."""
+        self._before[var.__chandle__()] += bindings
+
+    def insert_after(self, var: Any, bindings: Sequence[relax.Binding]) -> None:
+        """Insert bindings after that of a variable, and after those that were inserted there."""
+        self._after[var.__chandle__()] += bindings
+
+    def replace(self, var: Any, bindings: Sequence[relax.Binding]) -> None:
+        """Replace the binding of a variable; nothing replaces one that is removed."""
+        self._replaced[var.__chandle__()] = bindings
+
+    def replaces(self, var: Any) -> bool:
+        """Return whether the binding of a variable is replaced or removed."""
+        return var.__chandle__() in self._replaced
+
+    def apply(self, function: relax.Function) -> relax.Function:
+        """Return the changed function; itself if there are no changes."""
+        changed = {*self._before, *self._after, *self._replaced}
+
+        def change(binding: relax.Binding, _: relax.Expr) -> Sequence[relax.Binding] | None:
+            key = binding.var.__chandle__()
+            if key not in changed:
+                return None
+            replaced = self._replaced.get(key, (binding,))
+            return [*self._before.get(key, ()), *replaced, *self._after.get(key, ())]
+
+        return rewrite(function, change) if changed else function
+
+
 def with_body(function: relax.Function, body: relax.Expr) -> relax.Function:
     """Return the function with another body, whose type is set already."""
     return relax.Function(
@@ -124,7 +192,7 @@ def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:
 
 def typed(expr: Any, ty: Any) -> Any:
     """Set the type of a new expression, and return it."""
-    _update_type(expr, ty)
+    update_type(expr, ty)
     return expr
 
 

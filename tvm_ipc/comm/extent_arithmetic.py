@@ -13,7 +13,9 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from tvm_ipc.arguments import counted
 from tvm_ipc.comm.placements import Shard
+from tvm_ipc.tvm_moved_names import Analyzer
 
 #: The most times an extent is simplified; real programs need one or two.
 _SIMPLIFICATIONS: Final = 8
@@ -40,6 +42,12 @@ def format_extent(extent: Any) -> str:
     return str(extent) if number is None else str(number)
 
 
+def format_count(extent: Any, noun: str) -> str:
+    """Return a number of things, which may be symbolic, as messages print it."""
+    number = constant(extent)
+    return f"{extent} {noun}s" if number is None else counted(number, noun)
+
+
 def item_bytes(dtype: tvm.DataType) -> int:
     """Return the size of an element in bytes."""
     return (int(dtype.bits) * int(dtype.lanes) + 7) // 8
@@ -49,7 +57,7 @@ def simplified(extent: Any) -> Any:
     """Return an extent simplified until TVM's simplifier no longer changes it."""
     if isinstance(extent, int):
         return extent
-    analyzer = tvm.sym.Analyzer()
+    analyzer = Analyzer()
     for _ in range(_SIMPLIFICATIONS):
         before, extent = extent, analyzer.simplify(extent)
         if tvm_ffi.structural_equal(before, extent):
@@ -59,7 +67,7 @@ def simplified(extent: Any) -> Any:
 
 def divides(workers: int, extent: tvm.ir.Expr) -> bool:
     """Return whether an extent is provably a multiple of the number of workers."""
-    return bool(tvm.sym.Analyzer().can_prove_equal(tirx.floormod(extent, workers), 0))
+    return bool(Analyzer().can_prove_equal(tirx.floormod(extent, workers), 0))
 
 
 def largest_shard(extent: Any, workers: int) -> Any:
@@ -67,7 +75,7 @@ def largest_shard(extent: Any, workers: int) -> Any:
     if isinstance(extent, int):
         return -(-extent // workers)
     rounded = extent if divides(workers, extent) else extent + workers - 1
-    return tvm.sym.Analyzer().simplify(tirx.floordiv(rounded, workers))
+    return Analyzer().simplify(tirx.floordiv(rounded, workers))
 
 
 def local_extent(index: Shard, workers: int, extent: Any) -> Any:

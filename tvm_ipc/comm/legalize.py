@@ -21,19 +21,20 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs, kind_of, reduction_of, sources
-from tvm_ipc.comm.collective_kinds import KINDS
+from tvm_ipc.comm.collective_op_constructors import OPERATORS
 from tvm_ipc.comm.collective_relax_op import NAME, infer, shard_extent
 from tvm_ipc.comm.extent_arithmetic import constant, divides, largest_shard
 from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, Parameter, Team
-from tvm_ipc.packed_functions.collective_declarations import DISCO_ALLREDUCE
+from tvm_ipc.packed_functions.collective_declarations import ALLREDUCE, DISCO_ALLREDUCE
 from tvm_ipc.packed_functions.program_function_declarations import TEAM_INDEX
+from tvm_ipc.tvm_moved_names import Analyzer
 
 
 def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Return the lowered form of a collective."""
-    attrs = call.attrs
     # A module may come from elsewhere with types that were not inferred from these attributes.
     ty = infer(call)
+    attrs = CollectiveAttrs.of(call)
     kind = kind_of(attrs)
     if _differ(ty, call.ty):
         raise ValueError(
@@ -49,7 +50,12 @@ def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     extent = operands[-1].values[0] if kind.concatenates and attrs.uneven else None
     if extent is not None:
         tensor = _cast_to_shard(builder, tensor, int(attrs.concat_axis or 0), attrs.workers, extent)
-    if kind is KINDS["take_shard"]:
+    if attrs.root_rank is not None:
+        return _with_root_outside(builder, tensor, attrs, extent)
+    if attrs.scale is not None:
+        factor = relax.const(attrs.scale, str(ty.dtype.dtype))
+        tensor = builder.emit(relax.op.multiply(tensor, factor))
+    if not kind.communicates:
         return _own_shard(builder, tensor, attrs)
     if attrs.split_axis is not None:
         tensor = _shards_first(builder, tensor, attrs, attrs.split_axis)
@@ -57,6 +63,35 @@ def legalize(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if attrs.concat_axis is not None:
         return _concatenated(builder, received, attrs.concat_axis, extent)
     return received
+
+
+def _with_root_outside(
+    builder: relax.BlockBuilder, tensor: relax.Expr, attrs: CollectiveAttrs, extent: Any
+) -> relax.Expr:
+    """Return the result of a rooted collective whose root is not in the team.
+
+    It becomes one or two collectives of a team to which the root is added.
+    """
+    (team,) = ([int(rank) for rank in ranks] for ranks in attrs.team)
+    root, backend = int(attrs.root_rank or 0), attrs.backend
+    added: dict[str, Any] = {"team": [*team, root], "backend": backend}
+    if attrs.kind == "reduce":
+        options: dict[str, Any] = {"scale": attrs.scale, "backend": backend}
+        total = OPERATORS["reduce"](tensor, attrs.reduction, team=team, **options)
+        ends = {"team": [team[0], root], "backend": backend}
+        return OPERATORS["send_recv"](builder.emit(total), 0, 1, **ends)
+    if attrs.kind == "broadcast":
+        return OPERATORS["broadcast"](tensor, len(team), **added)
+    extents = tensor.ty.shape.ty.values
+    if attrs.kind == "gather":
+        axis = int(attrs.concat_axis or 0)
+        shards = builder.emit(OPERATORS["gather"](tensor, len(team), axis=axis, **added))
+        # Without the last shard, which is the root's own.
+        return builder.call_te(_slice, shards, axis, extent or extents[axis] * len(team))
+    axis = int(attrs.split_axis or 0)
+    length = shard_extent(kind_of(attrs), attrs, extents[axis])
+    padded = builder.emit_te(_padded, tensor, axis, length * (len(team) + 1))
+    return OPERATORS["scatter"](padded, len(team), axis=axis, **added)
 
 
 def _differ(inferred: relax.TensorType, annotated: object) -> bool:
@@ -67,7 +102,7 @@ def _differ(inferred: relax.TensorType, annotated: object) -> bool:
     if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         return False
     expected, actual = ([*shape.values] for shape in shapes)
-    analyzer = tvm.sym.Analyzer()
+    analyzer = Analyzer()
     return len(expected) != len(actual) or any(
         analyzer.can_prove(tirx.NE(a, b)) for a, b in zip(expected, actual, strict=True)
     )
@@ -83,7 +118,7 @@ def _call(tensor: relax.Expr, operands: list[relax.Expr], attrs: CollectiveAttrs
     elif kind.concatenates and not kind.splits:
         dims = [tirx.IntImm("int64", attrs.workers), *dims]
     out = relax.TensorType(dims, str(ty.dtype.dtype), ty.vdevice)
-    if kind is KINDS["allreduce"] and isinstance(attrs.team, str):
+    if kind.function is ALLREDUCE and isinstance(attrs.team, str):
         # The call that TVM lowers its own operator to, so that passes treat both alike.
         reduction = relax.ShapeExpr([reduction_of(attrs)])
         in_group = relax.prim_value(tirx.IntImm("bool", attrs.team == "group"))
@@ -112,7 +147,7 @@ def _argument(
     if parameter.name == "parts":
         return relax.ShapeExpr([])  # shards of equal size
     if parameter.name == "sources":
-        return relax.ShapeExpr(sources(attrs))
+        return relax.ShapeExpr(sources(attrs, operands))
     if parameter.type == "Team":
         return team_argument(attrs.team)
     if parameter.type == "ReduceKind":
@@ -175,7 +210,7 @@ def _cast_to_shard(
     """Return the tensor, with a match_cast to the shard's extent unless it is proven."""
     dims = list(tensor.ty.shape.ty.values)
     length = largest_shard(extent, workers)
-    if tvm.sym.Analyzer().can_prove_equal(length, dims[axis]):
+    if Analyzer().can_prove_equal(length, dims[axis]):
         return tensor
     dims[axis] = length
     ty = relax.TensorType(dims, str(tensor.ty.dtype.dtype), tensor.ty.vdevice)
@@ -206,7 +241,7 @@ def _concatenated(
         shards = builder.emit(relax.op.permute_dims(shards, order))
     dims[axis] = dims[axis] * count
     whole = reshaped(builder, shards, dims)
-    if extent is None or tvm.sym.Analyzer().can_prove_equal(extent, dims[axis]):
+    if extent is None or Analyzer().can_prove_equal(extent, dims[axis]):
         return whole
     return builder.call_te(_slice, builder.emit(whole), axis, extent)
 

@@ -10,14 +10,15 @@ mesh has. `tvm_ipc.spmd.LowerPlacements` turns a global-view program into the pr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import tvm
 import tvm_ffi
 from tvm import relax
-from tvm_ffi.dataclasses import py_class
 
 from tvm_ipc import arguments
+from tvm_ipc.comm.default_free_attrs import attributes_of, without_defaults
 from tvm_ipc.comm.mesh import Mesh
 from tvm_ipc.comm.placements import Partial, Placements, Shard, placements_of, reduces
 
@@ -25,16 +26,20 @@ NAME: Final = "relax.comm.place"
 _MESH: Final = "a Mesh, or names and extents of its axes, such as [['dp', 2], ['tp', 4]]"
 
 
-@py_class("tvm_ipc.PlaceAttrs")
-class PlaceAttrs(tvm.ir.Attrs):  # type: ignore[misc]
+@dataclass(frozen=True, eq=False)
+class PlaceAttrs:
     """Attributes of the operator `relax.comm.place`, in plain values.
+
+    `PlaceAttrs.of(call)` returns those of a call. The call itself has only the attributes that
+    differ from their defaults, in the `tvm.ir.DictAttrs` that `call.attrs` is.
 
     Attributes
     ----------
     mesh : names and extents of the axes of the mesh, in order.
     placements : the `str` of a placement for each axis of the mesh.
     ranks : the ranks in row-major order of the mesh, None if they are 0, 1, 2 and so on.
-    stream : the axis of the tensor along which a gather may be pipelined, None for none.
+    stream : the axis of the tensor along which it is computed in chunks, None for none.
+    force : whether it is computed in chunks even if that is predicted to be slower.
     inserted : whether a planner inserted the operator. It moves data then, and does not specify the
         layout of a parameter or a result of the function.
 
@@ -44,16 +49,49 @@ class PlaceAttrs(tvm.ir.Attrs):  # type: ignore[misc]
     >>> from tvm.script import relax as R
     >>> from tvm_ipc import comm
     >>> x = relax.Var("x", R.Tensor((4, 8), "float32"))
-    >>> attrs = comm.place(x, comm.Mesh({"tp": 2}), {"tp": comm.Shard(0)}).attrs
-    >>> list(attrs.placements)
-    ['S[0]']
+    >>> call = comm.place(x, comm.Mesh({"tp": 2}), {"tp": comm.Shard(0)})
+    >>> call
+    R.comm.place(x, mesh=[["tp", 2]], placements=["S[0]"])
+    >>> comm.PlaceAttrs.of(call).inserted
+    False
     """
 
-    mesh: tvm_ffi.Array[Any]
-    placements: tvm_ffi.Array[str]
-    ranks: tvm_ffi.Array[int] | None = None
+    mesh: Any
+    placements: Any
+    ranks: Any = None
     stream: int | None = None
     inserted: bool = False
+    force: bool = False
+
+    @classmethod
+    def of(cls, call: relax.Call) -> PlaceAttrs:
+        """Return the attributes of a call of the operator.
+
+        Parameters
+        ----------
+        call : a call of `relax.comm.place`.
+
+        Returns
+        -------
+        PlaceAttrs
+            All attributes, with the defaults of those that the call does not have.
+
+        Raises
+        ------
+        ValueError
+            The call has an attribute that placements do not have, or lacks one without default.
+
+        Examples
+        --------
+        >>> from tvm import relax
+        >>> from tvm.script import relax as R
+        >>> from tvm_ipc import comm
+        >>> x = relax.Var("x", R.Tensor((4, 8), "float32"))
+        >>> call = comm.place(x, comm.Mesh({"tp": 2}), {"tp": comm.Shard(0)})
+        >>> list(comm.PlaceAttrs.of(call).placements)
+        ['S[0]']
+        """
+        return attributes_of(cls, "place", call.attrs)
 
 
 def place(
@@ -63,6 +101,7 @@ def place(
     *,
     ranks: Any = None,
     stream: int | None = None,
+    force: bool = False,
     inserted: bool = False,
 ) -> relax.Call:
     """Return the tensor, distributed over the ranks of a mesh as the placements specify.
@@ -76,8 +115,11 @@ def place(
         `Partial(reduction)`; the tensor is replicated along axes that are not named. Or a list
         with a placement for each axis of the mesh.
     ranks : the ranks of a mesh that is given by names and extents, as in `Mesh`.
-    stream : the axis along which a gather is pipelined with the matmul that reads its result: each
-        chunk is multiplied while later chunks are gathered. None for no pipelining.
+    stream : the axis along which the tensor, and the operators and collectives before it, are
+        computed in chunks: each chunk is computed while others are communicated. None for no
+        chunks.
+    force : whether the tensor is computed in chunks even if a calibration predicts that this is
+        slower. It needs `stream`.
     inserted : whether a planner inserts the operator. A parameter or a result has the layout that
         the first operator without this flag specifies; `parallelize` sets it.
 
@@ -89,7 +131,8 @@ def place(
     Raises
     ------
     ValueError
-        The mesh lacks an axis that the placements name, or a placement has the wrong form. An axis
+        The mesh lacks an axis that the placements name, a placement has the wrong form, or `force`
+        is passed without `stream`. An axis
         that `x` lacks is an error when the program is built.
 
     Examples
@@ -122,14 +165,17 @@ def place(
     in_order = mesh.ranks == tuple(range(len(mesh.ranks)))
     if stream is not None:
         stream = arguments.integer("place: stream", stream, "an axis of x, from 0 on, or None")
+    if arguments.flag("place: force", force) and stream is None:
+        raise ValueError("place: force is True, but stream is None; pass the axis of chunks")
     attrs = PlaceAttrs(
         mesh=[[name, extent] for name, extent in mesh.axes.items()],
         placements=[str(placement) for placement in placements_of(mesh, placements)],
         ranks=None if in_order else list(mesh.ranks),
         stream=stream,
         inserted=arguments.flag("place: inserted", inserted),
+        force=force,
     )
-    return relax.Call(tvm.ir.Op.get(NAME), [x], attrs)
+    return relax.Call(tvm.ir.Op.get(NAME), [x], without_defaults(attrs))
 
 
 def _mesh(axes: Any, ranks: Any) -> Mesh:
@@ -152,15 +198,16 @@ def is_place(value: Any) -> bool:
     return type(value) is relax.Call and bool(value.op.same_as(_OP))
 
 
-def mesh_of(attrs: PlaceAttrs) -> Mesh:
+def mesh_of(call: relax.Call) -> Mesh:
     """Return the mesh of a placement operator."""
+    attrs = PlaceAttrs.of(call)
     return _mesh(attrs.mesh, attrs.ranks)
 
 
 def infer(call: relax.Call, _builder: relax.BlockBuilder | None = None) -> relax.TensorType:
     """Return the type of the tensor; raise ValueError if the placements do not fit it."""
-    attrs = call.attrs
-    mesh = mesh_of(attrs)
+    attrs = PlaceAttrs.of(call)
+    mesh = mesh_of(call)
     placements = placements_of(mesh, attrs.placements)
     if len(call.args) != 1 or not isinstance(call.args[0].ty, relax.TensorType):
         types = [str(arg.ty) for arg in call.args]
@@ -216,4 +263,4 @@ tvm.ir.register_op_attr(NAME, "FInferType", infer)
 tvm.ir.register_op_attr(NAME, "FPurity", True)
 tvm.ir.register_op_attr(NAME, "FPrimalGradient", _no_gradient)
 _OP: Final = tvm.ir.Op.get(NAME)
-_OP.set_attrs_type_key("tvm_ipc.PlaceAttrs")
+_OP.set_attrs_type_key("ir.DictAttrs")

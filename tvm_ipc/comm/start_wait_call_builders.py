@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import relax, tirx
 
 from tvm_ipc import arguments
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs, kind_of
-from tvm_ipc.comm.collective_kinds import KINDS
-from tvm_ipc.comm.collective_relax_op import infer
+from tvm_ipc.comm.collective_relax_op import infer, is_collective
 from tvm_ipc.comm.extent_arithmetic import format_extent
 from tvm_ipc.comm.legalize import packed_arguments
 from tvm_ipc.comm.packed_call_builder_helpers import (
@@ -32,6 +30,7 @@ from tvm_ipc.comm.packed_call_builder_helpers import (
     tensor_of,
 )
 from tvm_ipc.packed_functions.program_function_declarations import START, VIEW, WAIT
+from tvm_ipc.tvm_moved_names import Analyzer, StringImm
 
 _OUT = "an allocated tensor for the result of the collective"
 
@@ -75,12 +74,21 @@ def start(collective: relax.Call, out: relax.Expr) -> relax.Call:
     True
     """
     wanted = "a collective of tvm_ipc.comm that communicates"
-    attrs = getattr(collective, "attrs", None)
-    if not isinstance(collective, relax.Call) or not isinstance(attrs, CollectiveAttrs):
+    if not is_collective(collective):
         raise arguments.wrong_type("start: collective", wanted, collective)
+    attrs = CollectiveAttrs.of(collective)
     kind = kind_of(attrs)
-    if kind is KINDS["take_shard"]:
+    if not kind.communicates:
         raise arguments.wrong_value("start: collective", wanted, collective)
+    if attrs.scale is not None:
+        raise ValueError(
+            f"start: {kind.name}: scale is {attrs.scale}; expected None; multiply the tensor before"
+        )
+    if attrs.root_rank is not None:
+        raise ValueError(
+            f"start: {kind.name}: the root, rank {attrs.root_rank}, is not in the team; expected a "
+            "root in the team, for example of a team to which that rank is added"
+        )
     if attrs.uneven or attrs.split_axis or attrs.concat_axis:
         raise ValueError(
             f"start: {kind.name}: the collective has uneven shards or an axis other than 0; "
@@ -92,7 +100,7 @@ def start(collective: relax.Call, out: relax.Expr) -> relax.Call:
     if isinstance(out.ty, relax.TensorType) and not _fits(result, out.ty):
         raise ValueError(f"start: out has the type {out.ty}; expected {_OUT}, of type {result}")
     tensor, *operands = collective.args
-    name = tvm.ir.StringImm(kind.function.name)
+    name = StringImm(kind.function.name)
     args = [name, *packed_arguments(tensor, operands, attrs), out]
     return packed_call(START.name, args, relax.AnyType())
 
@@ -166,7 +174,7 @@ def view(tensor: relax.Expr, start: Any, shape: Any) -> relax.Call:
     first = number("view: start", "an offset in elements, from 0 on", start)
     extents = extents_of("view: shape", shape)
     whole, end = count(tensor_ty), first + product(extents)
-    if whole is not None and tvm.sym.Analyzer().can_prove(tirx.GT(end, whole)):
+    if whole is not None and Analyzer().can_prove(tirx.GT(end, whole)):
         raise ValueError(
             f"view: the slice ends after {format_extent(end)} elements, but the tensor, of type "
             f"{tensor.ty}, has {format_extent(whole)}"
@@ -185,4 +193,4 @@ def _fits(result: relax.TensorType, out: relax.TensorType) -> bool:
     sizes = [count(ty) for ty in (result, out)]
     if any(size is None for size in sizes):
         return True
-    return not tvm.sym.Analyzer().can_prove(tirx.NE(*sizes))
+    return not Analyzer().can_prove(tirx.NE(*sizes))

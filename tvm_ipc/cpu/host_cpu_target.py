@@ -6,6 +6,8 @@ from __future__ import annotations
 import tvm
 import tvm_ffi
 
+from tvm_ipc.tvm_private_names import HOST_CPU_FEATURES, LLVM_CPU_FEATURES
+
 
 def cpu_target() -> tvm.target.Target:
     """Return the target for this processor, without instructions that it lacks.
@@ -31,8 +33,8 @@ def cpu_target() -> tvm.target.Target:
     >>> program = tvm.compile(module, target, relax_pipeline=pipeline)  # doctest: +SKIP
     """
     target = tvm.target.Target.from_device("cpu")
-    target_features = tvm_ffi.get_global_func("target.llvm_get_cpu_features")(target)
-    host_features = tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
+    target_features = tvm_ffi.get_global_func(LLVM_CPU_FEATURES)(target)
+    host_features = tvm_ffi.get_global_func(HOST_CPU_FEATURES)()
     present = {str(name): bool(enabled) for name, enabled in host_features.items()}
     missing = sorted(name for name in map(str, target_features) if not present.get(name, True))
     if not missing:

@@ -11,7 +11,8 @@ from tvm import relax, tirx
 from tvm.target import codegen
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
+from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, change_functions
 from tvm_ipc.cpu.kernels.primfunc_stages import NotStagesError, read_stages
 from tvm_ipc.cpu.kernels.row_fusion import schedule
 from tvm_ipc.transform.module_pass import module_pass, option
@@ -89,26 +90,22 @@ class ScheduleForCPU:
         lanes = self.lanes or _lanes(tvm.target.Target.current())
         in_place = _called_in_place(mod)
         schedules: dict[Any, Any] = {}
-        result = mod.clone()
-        for global_var, function in mod.functions_items():
-            if not isinstance(function, tirx.PrimFunc):
-                continue
-            name = str(global_var.name_hint)
-            if global_var in in_place:
+
+        def scheduled(name: str, function: tirx.PrimFunc) -> tirx.PrimFunc:
+            if name in in_place:
                 note(Decision(_NAME, name, "kernel", "skipped", "it is called in place"))
-                continue
-            scheduled = _scheduled(name, function, lanes, schedules)
-            if scheduled is not None:
-                result.update_func(global_var, scheduled)
-        return result
+                return function
+            return _scheduled(name, function, lanes, schedules)
+
+        return change_functions(mod, scheduled, tirx.PrimFunc)
 
 
 def _scheduled(
     name: str, function: tirx.PrimFunc, lanes: int, schedules: dict[Any, Any]
-) -> tirx.PrimFunc | None:
-    """Return a scheduled function, shared between structurally equal ones; None to skip it."""
+) -> tirx.PrimFunc:
+    """Return a scheduled function, shared between structurally equal ones; itself to skip it."""
     if function.attrs is not None and function.attrs.get(_SCHEDULED):
-        return None
+        return function
     structure = tvm_ffi.StructuralKey(function.without_attr("global_symbol"))
     schedule_or_reason = schedules.get(structure)
     if schedule_or_reason is None:
@@ -122,7 +119,7 @@ def _scheduled(
         schedules[structure] = schedule_or_reason
     if isinstance(schedule_or_reason, str):
         note(Decision(_NAME, name, "kernel", "skipped", schedule_or_reason))
-        return None
+        return function
     symbol = None if function.attrs is None else function.attrs.get("global_symbol")
     return (
         schedule_or_reason
@@ -140,14 +137,13 @@ def _is_reshape(function: tirx.PrimFunc) -> bool:
         raise NotStagesError("TVM cannot analyse whether it is a reshape") from None
 
 
-def _called_in_place(mod: tvm.IRModule) -> set[Any]:
-    in_place = tvm.ir.Op.get(_IN_PLACE)
+def _called_in_place(mod: tvm.IRModule) -> set[str]:
     return {
-        call.args[0]
+        str(call.args[0].name_hint)
         for _, function in mod.functions_items()
         if isinstance(function, relax.Function)
         for call in calls(function)
-        if call.op.same_as(in_place)
+        if operator_of(call) == _IN_PLACE
     }
 
 

@@ -15,6 +15,7 @@
 #include "blas/kernels_complementing_blas.h"
 #include "blas/run_matmul_piece.h"
 #include "core/arena_allocator.h"
+#include "core/communication_backend.h"
 #include "core/worker_status_and_error_table.h"
 
 namespace tvm_ipc {
@@ -36,6 +37,12 @@ const char* PythonName(ReduceKind kind) {
       return "MAX";
     case ReduceKind::kAvg:
       return "AVG";
+    case ReduceKind::kBand:
+      return "BAND";
+    case ReduceKind::kBor:
+      return "BOR";
+    case ReduceKind::kBxor:
+      return "BXOR";
   }
   return nullptr;
 }
@@ -132,6 +139,7 @@ ffi::String Numbers() {
   json.Set("MAX_WORKERS", kMaxRanks);
   json.Set("MAX_STEPS", kMaxSteps);
   json.Set("MAX_EXPOSED", static_cast<int64_t>(kMaxExposed));
+  json.Set("MAX_STREAMS", kMaxStreams);
   json.Set("IPC_MEMORY", ffi::String(kIpcMemory));
   json.Set("Team", teams);
   json.Set("AllReduceStrategy", NumbersOf<Strategy>());

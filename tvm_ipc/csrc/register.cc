@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "backends.h"
+#include "blas/attention_packed_function.h"
+#include "blas/batch_attention_packed_function.h"
 #include "blas/matmul_packed_function.h"
 #include "constants_repeated_in_python.h"
 #include "core/atfork_descriptors.h"
@@ -57,93 +59,31 @@ struct OfWorker<function> {
   }
 };
 
-Buffer ViewOf(const Rank& rank, const char* what, const ffi::TensorView& tensor) {
-  return ViewBuffer(rank, what, tensor);
-}
-
-using Optional = ffi::Optional<ffi::Tensor>;
-
-void PlainAllReduce(Rank& rank, ffi::TensorView send, int64_t kind, TeamArgument team,
-                    ffi::TensorView recv) {
-  const ReduceKind reduction = ReduceKindOf("allreduce", kind);
-  rank.endpoint().AllReduce(ViewOf(rank, "allreduce: send", send), reduction, TeamFor(rank, team),
-                            Strategy::kDefault, 0, ViewOf(rank, "allreduce: recv", recv));
-}
-
-void PlainAllGather(Rank& rank, ffi::TensorView send, TeamArgument team, ffi::TensorView recv) {
-  rank.endpoint().AllGather(ViewOf(rank, "allgather: send", send), TeamFor(rank, team), 0,
-                            ViewOf(rank, "allgather: recv", recv));
-}
-
-void PlainBroadcast(Rank& rank, Optional send, TeamArgument team, ffi::TensorView recv) {
-  const Passed<const Buffer*> from(rank, "broadcast", true, send);
-  rank.endpoint().Broadcast(from.value, 0, TeamFor(rank, team), 0,
-                            ViewOf(rank, "broadcast: recv", recv));
-}
-
-void PlainScatter(Rank& rank, Optional send, TeamArgument team, ffi::TensorView recv) {
-  const Passed<const Buffer*> from(rank, "scatter", true, send);
-  rank.endpoint().Scatter(from.value, 0, TeamFor(rank, team), 0,
-                          ViewOf(rank, "scatter: recv", recv));
-}
-
-void PlainGather(Rank& rank, ffi::TensorView send, TeamArgument team, Optional recv) {
-  const Passed<const Buffer*> to(rank, "gather", false, recv);
-  rank.endpoint().Gather(ViewOf(rank, "gather: send", send), 0, TeamFor(rank, team), 0, to.value);
-}
-
-void CustomAllReduce(Rank& rank, ffi::TensorView send, int64_t strategy, ffi::TensorView recv) {
-  if (rank.group_size() != rank.num_ranks()) {
-    Fail(kind::kValue, "custom_allreduce does not say whether it means all ", rank.num_ranks(),
-         " workers or the ", rank.group_size(),
-         " of a group; compile with num_groups=", rank.num_ranks() / rank.group_size(),
-         ", which calls tvm_ipc.allreduce instead");
+/*! \brief The strategy of upstream's all-reduce, which has no parameter for its team. */
+struct StrategyInGroup : parameter::AllReduceStrategy {
+  static void Set(Call& call, const Rank& rank, Type strategy) {
+    AllReduceStrategy::Set(call, rank, strategy);
+    call.team = FindTeamFor(rank, int64_t{kGroup});
   }
-  const Strategy way = StrategyOf("allreduce", strategy);
-  rank.endpoint().AllReduce(ViewOf(rank, "allreduce: send", send), ReduceKind::kSum, kWorld, way, 0,
-                            ViewOf(rank, "allreduce: recv", recv));
-}
+};
 
-void AllReduceRMSNorm(Rank& rank, ffi::TensorView send, ffi::TensorView residual,
-                      ffi::TensorView weight, double epsilon, TeamArgument team, int64_t strategy,
-                      int64_t flags, ffi::TensorView residual_out, ffi::TensorView norm_out) {
-  // Complete names as literals, because concatenating them would take time in every call.
-  rank.endpoint().AllReduceNorm(
-      ViewOf(rank, "allreduce_rms_norm: send", send),
-      ViewOf(rank, "allreduce_rms_norm: residual", residual),
-      {ViewOf(rank, "allreduce_rms_norm: weight", weight), nullptr, epsilon}, TeamFor(rank, team),
-      StrategyOf("allreduce_rms_norm", strategy), FlagsOf("allreduce_rms_norm", flags),
-      ViewOf(rank, "allreduce_rms_norm: residual_out", residual_out),
-      ViewOf(rank, "allreduce_rms_norm: norm_out", norm_out));
-}
-
-void AllReduceLayerNorm(Rank& rank, ffi::TensorView send, ffi::TensorView residual,
-                        ffi::TensorView weight, ffi::TensorView bias, double epsilon,
-                        TeamArgument team, int64_t strategy, int64_t flags,
-                        ffi::TensorView residual_out, ffi::TensorView norm_out) {
-  const Buffer shift = ViewOf(rank, "allreduce_layer_norm: bias", bias);
-  rank.endpoint().AllReduceNorm(
-      ViewOf(rank, "allreduce_layer_norm: send", send),
-      ViewOf(rank, "allreduce_layer_norm: residual", residual),
-      {ViewOf(rank, "allreduce_layer_norm: weight", weight), &shift, epsilon}, TeamFor(rank, team),
-      StrategyOf("allreduce_layer_norm", strategy), FlagsOf("allreduce_layer_norm", flags),
-      ViewOf(rank, "allreduce_layer_norm: residual_out", residual_out),
-      ViewOf(rank, "allreduce_layer_norm: norm_out", norm_out));
-}
+/*! \brief Upstream's all-reduce, among the ranks of the caller's group. */
+using CustomAllReduce =
+    AsPacked<Collective::kAllReduce, parameter::Send, StrategyInGroup, parameter::Recv>;
 
 void SendToWorker(Rank& rank, ffi::TensorView send, int64_t receiver) {
   const int to = IntOf("send_to_worker", receiver);
-  rank.endpoint().Send(ViewOf(rank, "send_to_worker: send", send), to);
+  rank.endpoint().Send(ViewBuffer(rank, send, "send_to_worker: send"), to);
 }
 
 void RecvFromWorker(Rank& rank, ffi::TensorView recv, int64_t sender) {
   const int from = IntOf("recv_from_worker", sender);
-  rank.endpoint().Receive(ViewOf(rank, "recv_from_worker: recv", recv), from);
+  rank.endpoint().Receive(ViewBuffer(rank, recv, "recv_from_worker: recv"), from);
 }
 
 void RecvFromWorker0(Rank& rank, ffi::TensorView recv) {
   if (rank.id() == 0) Fail(kind::kValue, "recv_from_worker0: rank 0 is the caller itself");
-  rank.endpoint().Receive(ViewOf(rank, "recv_from_worker0: recv", recv), 0);
+  rank.endpoint().Receive(ViewBuffer(rank, recv, "recv_from_worker0: recv"), 0);
 }
 
 void SendToNextGroup(Rank& rank, ffi::TensorView send) {
@@ -151,7 +91,7 @@ void SendToNextGroup(Rank& rank, ffi::TensorView send) {
   if (receiver >= rank.num_ranks()) {
     Fail(kind::kValue, "send_to_next_group: rank ", rank.id(), " is in the last group");
   }
-  rank.endpoint().Send(ViewOf(rank, "send_to_next_group: send", send), receiver);
+  rank.endpoint().Send(ViewBuffer(rank, send, "send_to_next_group: send"), receiver);
 }
 
 void RecvFromPrevGroup(Rank& rank, ffi::TensorView recv) {
@@ -159,8 +99,12 @@ void RecvFromPrevGroup(Rank& rank, ffi::TensorView recv) {
   if (sender < 0) {
     Fail(kind::kValue, "recv_from_prev_group: rank ", rank.id(), " is in the first group");
   }
-  rank.endpoint().Receive(ViewOf(rank, "recv_from_prev_group: recv", recv), sender);
+  rank.endpoint().Receive(ViewBuffer(rank, recv, "recv_from_prev_group: recv"), sender);
 }
+
+void SetStream(Rank& rank, int64_t stream) { rank.endpoint().SetStream(stream); }
+
+void WaitStream(Rank& rank, int64_t stream) { rank.endpoint().WaitStream(stream); }
 
 void SyncWorker(Rank& rank) { rank.endpoint().Synchronise(); }
 
@@ -188,12 +132,16 @@ void ExerciseSend(Rank& rank, ffi::TensorView buffer) {
  * order them: passes of TVM move kernels before the call that returns it.
  */
 void WriteTeamIndex(Rank& rank, TeamArgument team, ffi::TensorView recv) {
-  const Buffer buffer = ViewOf(rank, "team_index: recv", recv);
+  const Buffer buffer = ViewBuffer(rank, recv, "team_index: recv");
   const DLDataType dtype = recv.dtype();
   if (dtype.code != kDLInt || dtype.bits != 64 || dtype.lanes != 1 || buffer.count != 1) {
     Fail(kind::kType, "team_index: recv is one int64");
   }
-  rank.endpoint().WriteNumber(rank.TeamIndex(TeamFor(rank, team), "team_index"), buffer);
+  const TeamId id = FindTeamFor(rank, team);
+  // Beyond the last shard of the team, so that a rank outside of it has zeros for its shard.
+  const int64_t index =
+      id == kNoTeam ? team.get<ffi::Shape>()[0] : rank.TeamIndex(id, "team_index");
+  rank.endpoint().WriteNumber(index, buffer);
 }
 
 ffi::String NativeInfo() {
@@ -255,15 +203,30 @@ void CallWithoutSigpipe(ffi::PackedArgs args, ffi::Any* result) {
 
 void CloseKeptFile(int64_t file) { CloseKept(static_cast<int>(file)); }
 
+/*! \brief Register the collectives with all parameters, which programs call or start. */
+void RegisterCollectives() {
+  using namespace parameter;  // NOLINT: the list has their plain names
+#define TVM_IPC_REGISTER(Name, text, relation, mpi, cuda, nccl, ...)   \
+  Define<AsPacked<Collective::k##Name, __VA_ARGS__>>("tvm_ipc." text); \
+  MakeStartable("tvm_ipc." text);
+  TVM_IPC_COLLECTIVES(TVM_IPC_REGISTER)
+#undef TVM_IPC_REGISTER
+}
+
+/*! \brief Register the collectives of a backend that Disco dispatches to. */
+void RegisterCollectivesOfDisco(const std::string& prefix, const Backend* backend) {
+  using namespace parameter;  // NOLINT: as above
+#define TVM_IPC_REGISTER(text, Name, ...) \
+  Define<AsPacked<Collective::k##Name, __VA_ARGS__>>(prefix + text, backend);
+  TVM_IPC_COLLECTIVES_OF_DISCO(TVM_IPC_REGISTER)
+#undef TVM_IPC_REGISTER
+}
+
 /*! \brief Register the functions of a backend, with the signatures that Disco's dispatch to. */
 void RegisterBackend(const Backend* backend) {
   const std::string prefix = PrefixOf(*backend);
   Define<OfBackend<InitWorker>>(prefix + "init_ccl_per_worker", backend);
-  Define<OfWorker<PlainAllReduce>>(prefix + "allreduce", backend);
-  Define<OfWorker<PlainAllGather>>(prefix + "allgather", backend);
-  Define<OfWorker<PlainBroadcast>>(prefix + "broadcast_from_worker0", backend);
-  Define<OfWorker<PlainScatter>>(prefix + "scatter_from_worker0", backend);
-  Define<OfWorker<PlainGather>>(prefix + "gather_to_worker0", backend);
+  RegisterCollectivesOfDisco(prefix, backend);
   Define<OfWorker<RecvFromWorker0>>(prefix + "recv_from_worker0", backend);
   Define<OfWorker<SendToNextGroup>>(prefix + "send_to_next_group", backend);
   Define<OfWorker<RecvFromPrevGroup>>(prefix + "recv_from_prev_group", backend);
@@ -275,36 +238,17 @@ void RegisterBackend(const Backend* backend) {
   Define<OfWorker<ExerciseSend>>(prefix + "test_worker2_sends_to_worker0", backend);
 }
 
-template <typename How>
-void DefineStartable(const char* name) {
-  Define<How>(name);
-  MakeStartable(name);
-}
-
-/*! \brief Register collectives with teams and flags, which programs call or start. */
-void RegisterCollectives() {
-  DefineStartable<AsPacked<&Endpoint::AllReduce>>("tvm_ipc.allreduce");
-  DefineStartable<OfWorker<AllReduceRMSNorm>>("tvm_ipc.allreduce_rms_norm");
-  DefineStartable<OfWorker<AllReduceLayerNorm>>("tvm_ipc.allreduce_layer_norm");
-  DefineStartable<AsPacked<&Endpoint::ReduceScatter>>("tvm_ipc.reduce_scatter");
-  DefineStartable<AsPacked<&Endpoint::Reduce>>("tvm_ipc.reduce");
-  DefineStartable<AsPacked<&Endpoint::AllToAll>>("tvm_ipc.all_to_all");
-  DefineStartable<AsPacked<&Endpoint::AllGather>>("tvm_ipc.allgather");
-  DefineStartable<AsPacked<&Endpoint::Broadcast>>("tvm_ipc.broadcast");
-  DefineStartable<AsPacked<&Endpoint::Scatter>>("tvm_ipc.scatter");
-  DefineStartable<AsPacked<&Endpoint::Gather>>("tvm_ipc.gather");
-  DefineStartable<AsPacked<&Endpoint::Permute>>("tvm_ipc.permute");
-}
-
 TVM_FFI_STATIC_INIT_BLOCK() {
   for (const Backend* backend : Backends()) RegisterBackend(backend);
   RegisterCollectives();
   Define<Plain<CompiledCcl>>("runtime.disco.compiled_ccl");
   Define<Plain<AllocStorage>>("runtime.disco.cuda_ipc.alloc_storage");
-  Define<OfWorker<CustomAllReduce>>("runtime.disco.cuda_ipc.custom_allreduce");
+  Define<CustomAllReduce>("runtime.disco.cuda_ipc.custom_allreduce");
   Define<Plain<ClearArena>>("runtime.disco.cuda_ipc.cuda_ipc_memory_allocator_clear");
   Define<Variadic<Start>>("tvm_ipc.start");
   Define<Plain<Wait>>("tvm_ipc.wait");
+  Define<OfWorker<SetStream>>("tvm_ipc.set_stream");
+  Define<OfWorker<WaitStream>>("tvm_ipc.wait_stream");
   Define<OfWorker<ExposeTensor>>("tvm_ipc.expose");
   Define<OfWorker<PeerViewTensor>>("tvm_ipc.peer_view");
   Define<Variadic<ReleaseTensors>>("tvm_ipc.release");
@@ -318,10 +262,13 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<RequireBounds>>("tvm_ipc.require_bounds");
   Define<Plain<CopyTensor>>("tvm_ipc.copy");
   Define<Variadic<BlasMatmul>>("tvm_ipc.blas.matmul");
+  Define<Variadic<CpuAttention>>("tvm_ipc.blas.attention");
+  Define<Variadic<CpuBatchAttention>>("tvm_ipc.blas.batch_attention");
   Define<Plain<BlasInfo>>("tvm_ipc.blas.info");
   Define<Plain<UseBlasKernels>>("tvm_ipc.blas.use_kernels");
   Define<Plain<ArenaStatistics>>("tvm_ipc.arena_stats");
   Define<Plain<ArenaOffset>>("tvm_ipc.arena_offset");
+  Define<Plain<BytesReceived>>("tvm_ipc.bytes_received");
   // TVM looks up this name for every device.
   Define<Plain<FindDeviceAllocator>>("DeviceAllocator.");
   Define<Plain<RefusalOf>>("tvm_ipc.refusal");
@@ -358,6 +305,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<controller::FailAtExit>>("tvm_ipc.session.fail_at_exit");
   Define<Plain<controller::RankHere>>("tvm_ipc.session.rank_here");
   Define<Plain<controller::SessionOf>>("tvm_ipc.session.of");
+  Define<Plain<controller::WeakReference>>("tvm_ipc.session.weak_reference");
   Define<Plain<WatchPipe>>("tvm_ipc.pipes.watch");
   Define<Plain<ClosePipe>>("tvm_ipc.pipes.close");
   Define<Variadic<CallWithoutSigpipe>>("tvm_ipc.call_without_sigpipe");

@@ -8,50 +8,11 @@ option(TVM_IPC_WERROR "Warnings are errors" OFF)
 set(TVM_IPC_BUILT "" CACHE PATH "Where the library was built: its parts are taken from there")
 find_package(Threads REQUIRED)
 
-set(TVM_IPC_CORE_SOURCES
-  admit_workers_to_session.cc arena_allocator.cc async_queue.cc atfork_descriptors.cc
-  worker_socket_to_session_server.cc element_type_and_reduce_kind.cc emulated_link.cc
-  internode_request_queue_engine_side.cc exposed_buffers.cc file_descriptor_and_memory_file.cc
-  frame.cc handle_allgather_via_session_server.cc machine_name_and_memory.cc
-  internode_arena_block.cc send_receive_internode_messages.cc internode_request_queue.cc
-  worker_handshake.cc point_to_point_waits_and_errors.cc
-  internode_control_messages_and_heartbeats.cc internode_session_event_relay.cc
-  rank_runtime_state.cc session_server.cc current_stream_hooks.cc collective_step_barrier.cc
-  team_members_by_node.cc teams.cc wait.cc redirect_dead_worker_pipes.cc
-  worker_status_and_error_table.cc)
-set(TVM_IPC_SHM_SOURCES
-  all_to_all.cc allreduce.cc allreduce_norm.cc endpoint_and_backend.cc argument_checks.cc
-  data_movement_collectives.cc reduce_in_groups_round_once.cc point_to_point.cc
-  reduce_scatter.cc reduce_to_root.cc exposed_buffers.cc select_kernels_by_instruction_set.cc
-  reduce_portable.cc reduce_avx2.cc reduce_avx512.cc reduce_avx512bf16.cc)
-# What the backends for NVIDIA devices share. The driver is loaded on demand; builds do not need it.
-set(TVM_IPC_DRIVER_SOURCES
-  device_properties_and_context.cc cuda_driver_api.cc owned_streams_and_events.cc
-  comm_stream_async_queue.cc)
-set(TVM_IPC_CUDA_SOURCES
-  backend_factory.cc buffer_size_and_overlap_checks.cc cuda_endpoint.cc kernel_errors.cc
-  device_support_report.cc exportable_memory.cc point_to_point.cc modules.cc
-  data_movement_collectives.cc host_registration.cc probe_device_pair_sharing.cc reductions.cc
-  map_peer_regions.cc exposed_buffer_peer_copies.cc)
-set(TVM_IPC_NCCL_SOURCES
-  endpoint_and_backend.cc data_movement_collectives.cc communicator.cc
-  team_communicators_and_watch_thread.cc in_flight_ops.cc host_barrier_and_agreement.cc
-  library.cc ipc_scope_heap_without_peers.cc point_to_point.cc reductions.cc)
-set(TVM_IPC_MPI_SOURCES
-  endpoint_and_backend.cc internode_reduce_arithmetic.cc reduction_slice_leader.cc
-  data_movement_collectives.cc point_to_point.cc pipelined_internode_reduce.cc
-  internode_reduce_plan.cc internode_reduction_entry_points.cc run_move.cc
-  exposed_buffers_sent_to_nodes.cc)
-# The engine moves messages between nodes, in a process that is not a rank.
-set(TVM_IPC_ENGINE_SOURCES
-  internode_progress_engine.cc mpi_library.cc mpi_transport.cc in_flight_send_limit.cc)
-# The table of backends, in the folder above theirs.
-set(TVM_IPC_BACKENDS_SOURCES backends.cc)
-# TVM_IPC_NO_GPUS is a source that replaces the GPU backends, which are then not compiled.
-set(TVM_IPC_BLAS_SOURCES
-  library.cc matmul_multi_thread.cc run_matmul_piece.cc select_instruction_set.cc
-  kernel_table_portable.cc kernel_table_avx2.cc kernel_table_avx512.cc bf16_matmul_avx512bf16.cc
-  bf16_matmul_amx.cc)
+# The sources of these folders that depend on TVM.
+set(TVM_IPC_SOURCES_WITH_TVM
+  blas/attention_packed_function.cc blas/batch_attention_packed_function.cc
+  blas/matmul_packed_function.cc blas/tvm_thread_pool.cc
+  engine/serve_mpi_for_node_agent.cc)
 
 # Results must be identical on all machines, so the compiler may not fuse multiplications and
 # additions.
@@ -88,6 +49,7 @@ compile_with(blas/kernel_table_avx2.cc ${blas} ${avx2} ${fma})
 compile_with(blas/kernel_table_avx512.cc ${blas} ${avx512} ${fma})
 compile_with(blas/bf16_matmul_avx512bf16.cc ${kernel} ${bf16})
 compile_with(blas/bf16_matmul_amx.cc ${kernel} ${tiles})
+compile_with(blas/attention_avx512bf16.cc ${blas} ${bf16} ${fma})
 
 # Sources that are compiled separately even in a unity build: those that define the same names as
 # other sources on purpose, and those that a test replaces with its own build of them.
@@ -96,22 +58,24 @@ set_source_files_properties(
   ${CMAKE_CURRENT_LIST_DIR}/shm/reduce_portable.cc
   PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
-# core_library(<folder> <library>...): the library of a folder, and the libraries it depends on.
+# core_library(<folder> <library>...): the library of a folder, and the libraries it depends on. The
+# folder backends is the one above the others.
 function(core_library folder)
-  string(TOUPPER ${folder} name)
   set(library tvm_ipc_${folder})
   if(TVM_IPC_BUILT)
     add_library(${library} STATIC IMPORTED)
     set_target_properties(${library} PROPERTIES
       IMPORTED_LOCATION ${TVM_IPC_BUILT}/lib${library}.a)
   else()
-    set(place ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${folder}/)
+    set(csrc ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
     if(folder STREQUAL backends)
-      set(place ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/)
-    endif()
-    list(TRANSFORM TVM_IPC_${name}_SOURCES PREPEND ${place} OUTPUT_VARIABLE sources)
-    if(folder STREQUAL backends)
-      list(APPEND sources ${TVM_IPC_NO_GPUS})
+      # The table of backends. TVM_IPC_NO_GPUS is a source that replaces the GPU backends, which are
+      # then not compiled.
+      set(sources ${csrc}/backends.cc ${TVM_IPC_NO_GPUS})
+    else()
+      file(GLOB sources CONFIGURE_DEPENDS ${csrc}/${folder}/*.cc)
+      list(TRANSFORM TVM_IPC_SOURCES_WITH_TVM PREPEND ${csrc}/ OUTPUT_VARIABLE with_tvm)
+      list(REMOVE_ITEM sources ${with_tvm})
     endif()
     add_library(${library} STATIC ${sources})
     target_compile_options(${library} PRIVATE ${TVM_IPC_OPTIONS})
@@ -125,8 +89,10 @@ endfunction()
 core_library(core)
 core_library(shm tvm_ipc_core)
 core_library(mpi tvm_ipc_shm)
+# The engine moves messages between nodes, in a process that is not a rank.
 core_library(engine tvm_ipc_core)
 if(NOT TVM_IPC_NO_GPUS)
+  # What the backends for NVIDIA devices share. The driver is loaded on demand; builds do not need it.
   core_library(driver tvm_ipc_core)
   core_library(cuda tvm_ipc_core tvm_ipc_driver tvm_ipc_images)
   core_library(nccl tvm_ipc_driver tvm_ipc_core)

@@ -15,21 +15,19 @@ from typing import Any
 
 from tvm_ipc.pip_install_commands import install_extra
 from tvm_ipc.runtime import startup_hooks
+from tvm_ipc.tvm_private_names import CUDA_INCLUDE_SEARCH, CUDA_SEARCH
 
 
 def patch() -> None:
     """Patch TVM's search for headers so that it falls back on those of the wheels."""
-    from tvm.support import nvcc
-
-    if getattr(nvcc.find_cuda_path, "__module__", None) == __name__:
+    search = CUDA_SEARCH.get()
+    if getattr(search, "__module__", None) == __name__:
         return
-    nvcc.find_cuda_path = _or_wheels(nvcc)
-    nvcc._find_cuda_target_include = _or_plain(nvcc._find_cuda_target_include)
+    CUDA_SEARCH.set(_or_wheels(search))
+    CUDA_INCLUDE_SEARCH.set(_or_plain(CUDA_INCLUDE_SEARCH.get()))
 
 
-def _or_wheels(nvcc: Any) -> Any:
-    find = nvcc.find_cuda_path
-
+def _or_wheels(find: Any) -> Any:
     @functools.wraps(find, assigned=("__name__", "__doc__"))
     def find_cuda_path() -> str:
         try:
@@ -46,7 +44,7 @@ def _or_wheels(nvcc: Any) -> Any:
                     f"compile for CUDA; install the wheels with {install_extra('cuda')}"
                 ) from None
         # An nvcc on PATH may be installed without its toolkit.
-        has_headers = _has_headers(Path(folder)) or nvcc._find_cuda_target_include(folder)
+        has_headers = _has_headers(Path(folder)) or CUDA_INCLUDE_SEARCH.get()(folder)
         return folder if has_headers else _wheels() or folder
 
     return find_cuda_path

@@ -12,8 +12,15 @@ from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_ipc.analysis.binding_builders import replace_call
-from tvm_ipc.analysis.elementwise_view_writer_ops import VIEWS
-from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, change_functions, rewrite, with_value
+from tvm_ipc.analysis.views_and_writes_of_calls import name_of_callee, operator_of, viewed
+from tvm_ipc.analysis.walk_and_rewrite_bindings import (
+    bindings_of,
+    calls,
+    change_functions,
+    relax_functions,
+    rewrite,
+    with_value,
+)
 from tvm_ipc.packed_functions import find
 from tvm_ipc.transform.module_pass import module_pass
 from tvm_ipc.transform.report import Decision, note
@@ -22,8 +29,6 @@ _NAME: Final = "RewriteCUDAGraph"
 _SWITCH: Final = "relax.backend.use_cuda_graph"
 _PURE: Final = tvm.ir.Op.get("relax.call_pure_packed")  # TVM's pass never captures this operator
 _RUN: Final = "vm.builtin.cuda_graph.run_or_capture"
-#: Functions that compute an address and launch no kernel.
-_ADDRESSES: Final = VIEWS | {"relax.memory.alloc_tensor"}
 
 
 @module_pass
@@ -43,10 +48,12 @@ class RewriteCUDAGraph:
 
     A graph repeats the work of a device, but not that of the host. Collectives are kernels with
     state on the device, so graphs capture them like other kernels. To expose a tensor or to start
-    an asynchronous collective, however, hosts must communicate each time. TVM's pass captures every
-    packed function with static arguments, and would execute these only once. This pass keeps them
-    out of graphs, with all calls that depend on an exposed tensor or a request. It also removes
-    graphs that consist only of views and would launch no kernel.
+    an asynchronous collective, however, hosts must communicate each time, and to send rows by their
+    counts, the host must read the counts. Calls that set the stream of a rank, or let streams wait,
+    order what the host enqueues, graphs included. TVM's pass captures every packed function with
+    static arguments, and would execute these only once. This pass keeps them out of graphs, with
+    all calls that depend on an exposed tensor or a request. It also removes graphs that consist
+    only of views and would launch no kernel.
 
     Like TVM's pass, it runs after `StaticPlanBlockMemory` and before allocations are lowered, and
     does nothing unless the pass context has `relax.backend.use_cuda_graph`.
@@ -97,11 +104,15 @@ def uses_cuda_graphs() -> bool:
 
 
 def stays_outside(call: relax.Call) -> bool:
-    """Return whether a call starts something that a graph cannot repeat."""
+    """Return whether a call does something on the host that a graph cannot repeat."""
     if not isinstance(call.op, relax.ExternFunc):
         return False
     function = find(str(call.op.global_symbol))
-    return function is not None and bool(function.exposes or function.starts)
+    if function is None:
+        return False
+    return bool(
+        function.exposes or function.starts or function.host_reads or function.orders_streams
+    )
 
 
 def _make_pure(_name: str, function: relax.Function) -> relax.Function:
@@ -130,11 +141,7 @@ def _make_impure(_name: str, function: relax.Function) -> relax.Function:
 
 def _inline_idle_graphs(mod: tvm.IRModule) -> tvm.IRModule:
     """Return the module with captured functions that launch no kernel inlined."""
-    functions = {
-        variable: function
-        for variable, function in mod.functions_items()
-        if isinstance(function, relax.Function)
-    }
+    functions = dict(relax_functions(mod))
     captured = {
         graph
         for function in functions.values()
@@ -153,8 +160,7 @@ def _inline_idle_graphs(mod: tvm.IRModule) -> tvm.IRModule:
         args = value.args[1].fields[1]
         body = copy_with_new_vars(functions[graph])
         body = body.bind_params(dict(zip(body.params, args.fields, strict=True)))
-        bindings = [bound for block in body.body.blocks for bound in block.bindings]
-        return [*bindings, with_value(binding, body.body.body)]
+        return [*bindings_of(body.body), with_value(binding, body.body.body)]
 
     result = change_functions(mod, lambda _, function: rewrite(function, change))
     for graph in idle:
@@ -163,21 +169,18 @@ def _inline_idle_graphs(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _launches_nothing(function: relax.Function) -> bool:
-    return all(_name(call) in _ADDRESSES for call in calls(function))
-
-
-def _name(call: relax.Call) -> str:
-    op = call.op
-    return str(getattr(op, "global_symbol", None) or getattr(op, "name", ""))
+    return all(
+        viewed(call) is not None or name_of_callee(call.op) == "relax.memory.alloc_tensor"
+        for call in calls(function)
+    )
 
 
 def _captured(call: relax.Call) -> tvm.ir.GlobalVar | None:
     """Return the function that a call captures or repeats, None for any other call."""
-    if len(call.args) != 2 or _name(call) != "relax.call_builtin_with_ctx":
+    if len(call.args) != 2 or operator_of(call) != "relax.call_builtin_with_ctx":
         return None
     callee, args = call.args
-    is_capture = isinstance(callee, relax.ExternFunc) and str(callee.global_symbol) == _RUN
-    return args.fields[0] if is_capture else None
+    return args.fields[0] if name_of_callee(callee) == _RUN else None
 
 
 def _count_outside_calls(mod: tvm.IRModule) -> dict[str, Counter[str]]:
@@ -186,8 +189,7 @@ def _count_outside_calls(mod: tvm.IRModule) -> dict[str, Counter[str]]:
         str(variable.name_hint): Counter(
             str(call.op.global_symbol) for call in calls(function) if stays_outside(call)
         )
-        for variable, function in mod.functions_items()
-        if isinstance(function, relax.Function)
+        for variable, function in relax_functions(mod)
     }
 
 
@@ -198,5 +200,5 @@ def _note(name: str, function: relax.Function, outside: Counter[str]) -> None:
     reason = "calls that depend only on static memory are captured"
     if outside:
         listed = ", ".join(f"{count} x {callee}" for callee, count in sorted(outside.items()))
-        reason += f"; {listed} and their users stay outside, since peers must be notified each time"
+        reason += f"; {listed} and their users stay outside, since the host acts in each call"
     note(Decision(_NAME, name, "CUDA graphs", f"{graphs} captured", reason))

@@ -14,17 +14,29 @@ from typing import TYPE_CHECKING
 from tvm_ipc.lazy_exports import export_on_first_use
 
 if TYPE_CHECKING:
+    from tvm_ipc.models.hf.batch import Batch, BatchRequest
     from tvm_ipc.models.hf.load_and_generate import Model, load
     from tvm_ipc.models.hf.text_stream import TextStream
     from tvm_ipc.models.weights.load import load_weights
     from tvm_ipc.models.weights.stack_or_concat_source_tensors import concat, stack
 
-__all__ = ["Model", "TextStream", "concat", "load", "load_weights", "stack"]
+__all__ = [
+    "Batch",
+    "BatchRequest",
+    "Model",
+    "TextStream",
+    "concat",
+    "load",
+    "load_weights",
+    "stack",
+]
 
 if not TYPE_CHECKING:  # a type checker would take every name for defined
     __getattr__, __dir__ = export_on_first_use(
         __name__,
         {
+            "Batch": "hf.batch",
+            "BatchRequest": "hf.batch",
             "concat": "weights.stack_or_concat_source_tensors",
             "load": "hf.load_and_generate",
             "load_weights": "weights.load",

@@ -5,10 +5,9 @@ A node is a machine, or a simulated one on this machine. Each node runs an agent
 MPI and starts the workers of the node. The user's program is the controller, and not a rank of MPI.
 
 - `session_hosts_argument.py`, `cli_hosts.py`: read the argument `hosts=` and the option `--hosts`.
-- `multi_node_worker_pool.py`: the worker pool of a session on nodes, for
-  `runtime/worker_pool_interface.py`.
-- `start_and_watch_agents.py`, `agent.py`: the two sides; `controller_agent_json_messages.py`: the
-  messages between them.
+- `start_and_watch_agents.py`: the worker pool of a session on nodes, for
+  `runtime/worker_pool_interface.py`; `agent.py`: its other side, on each node;
+  `controller_agent_json_messages.py`: the messages between them.
 - `handshake.py`: mutual authentication with the session's secret; `admission.py`: the listener that
   admits the expected processes; `listen_address.py`: the address that it listens on.
 - `find_mpi_installation.py`, `mpiexec_launcher.py`: find MPI, and start a program on each node with

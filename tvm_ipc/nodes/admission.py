@@ -4,7 +4,8 @@
 A connection is pending until its proof of the secret has arrived. Each gets `PENDING_SECONDS` in
 total, and at most `MOST_PENDING` are open at once: a new connection replaces the oldest one. A
 process whose connection was replaced tries again (`enter`). Connections without the secret can
-therefore not keep out processes that know it.
+therefore not keep out processes that know it. The rules that it shares with the native listener for
+workers of one machine (`core/admit_workers_to_session.h`) are in `docs/internals.md`.
 """
 
 from __future__ import annotations

@@ -37,11 +37,12 @@ from tvm_ipc.nodes.shm_probe import digest
 from tvm_ipc.runtime import config, standard_fd_reservation
 from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans
 from tvm_ipc.runtime.start_child_process import (
-    OWN_GROUP,
+    WORKER_PROGRAM,
     ChildProcess,
+    end_within,
     passed,
     python_script,
-    python_with_path,
+    start_python,
 )
 
 if TYPE_CHECKING:
@@ -56,16 +57,6 @@ _GRACE: Final = 2.0
 _MPI_GRACE: Final = 5
 _ROUND: Final = 0.1
 _PAUSE: Final = 0.005
-#: The program of a worker. The kernel kills it when its agent dies, even by a signal.
-_WORKER: Final = """
-import ctypes
-agent, *numbers = map(int, sys.argv[1:])
-ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
-if os.getppid() != agent:
-    sys.exit(1)
-from tvm_ipc.runtime.worker import main
-main(*numbers)
-"""
 
 
 class Agent:
@@ -184,12 +175,18 @@ class Agent:
         with self._enter(PeerIdentity(self._node, "worker", rank)) as pipe:
             write = os.dup(pipe.fileno())
             try:
-                arguments = (os.getpid(), rank, *numbers, pipe.fileno(), write)
-                self._workers[rank] = ChildProcess(
-                    python_with_path(path, _WORKER, *arguments),
+                # In the agent's group, so that the launcher ends it too.
+                self._workers[rank] = start_python(
+                    WORKER_PROGRAM,
+                    rank,
+                    *numbers,
+                    pipe.fileno(),
+                    write,
+                    path=path,
+                    files=(pipe.fileno(), write),
+                    dies_with_parent=True,
+                    own_group=False,
                     env=environment,
-                    pass_fds=(pipe.fileno(), write, path),
-                    stdin=subprocess.DEVNULL,
                 )
             finally:
                 os.close(write)
@@ -214,13 +211,7 @@ class Agent:
 
     def _end_workers(self, seconds: float) -> None:
         """Wait for workers, which end when the controller closes their pipes; kill the others."""
-        end = time.monotonic() + seconds
-        for worker in self._workers.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(max(0.0, end - time.monotonic()))
-        for worker in self._workers.values():
-            worker.kill()
-            worker.wait()
+        end_within(seconds, self._workers.values())
 
 
 def line_of(descriptor: int) -> bytes:
@@ -301,17 +292,13 @@ def watched(seconds: float) -> Iterator[None]:
     The process is also ended if the daemon dies meanwhile.
     """
     numbers = (os.getpid(), _DAEMON, seconds)
-    with subprocess.Popen(
-        [
-            *python_script(agent_startup_watchdog.__file__),
-            *map(str, numbers),
-            config.folder_of_daemon(),
-        ],
+    script = python_script(agent_startup_watchdog.__file__)
+    with ChildProcess(
+        [*script, *map(str, numbers), config.folder_of_daemon()],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        **OWN_GROUP,
     ) as watchdog:
         try:
             yield

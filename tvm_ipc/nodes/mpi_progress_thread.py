@@ -7,16 +7,15 @@ Only agents import this module, because it loads MPI.
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from typing import Any, Final
+from typing import Any
 
 from mpi4py import MPI
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.session_server_in_node_agent import NodeSessionServer
 from tvm_ipc.pip_install_commands import install_extra
-
-_WORD: Final = 1 << 64
 
 
 class Engine:
@@ -60,7 +59,9 @@ class Engine:
             communicators = [world.Dup(), world.Dup()]  # freed when MPI is finalized
             for communicator in communicators:
                 communicator.Set_errhandler(MPI.ERRORS_RETURN)
-            handles = [signed(MPI._handleof(item)) for item in (*communicators, MPI.BYTE)]
+            handles = [
+                ctypes.c_int64(MPI._handleof(item)).value for item in (*communicators, MPI.BYTE)
+            ]
             sizes = [MPI._sizeof(MPI.Request), MPI._sizeof(MPI.Status)]
             # The native function releases Python's global interpreter lock.
             self._serve(
@@ -93,9 +94,3 @@ def check(world: Any, largest_tag: int) -> None:
 def version() -> str:
     """Return the name and version of the loaded MPI."""
     return str(MPI.Get_library_version()).split(",")[0].strip()
-
-
-def signed(handle: int) -> int:
-    """Reinterpret the 64 bits of a handle as a signed integer."""
-    handle %= _WORD
-    return handle - _WORD if handle >= _WORD // 2 else handle

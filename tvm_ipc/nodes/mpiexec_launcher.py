@@ -23,7 +23,7 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.find_mpi_installation import OPEN_MPI, Mpi
 from tvm_ipc.runtime import config, standard_fd_reservation
 from tvm_ipc.runtime.scratch_dir import ScratchDir, remove_orphans
-from tvm_ipc.runtime.start_child_process import OWN_GROUP, ChildProcess, describe_exit_code
+from tvm_ipc.runtime.start_child_process import ChildProcess, describe_exit_code, signal_name
 
 #: The most bytes of each output of the launcher that an error shows.
 _SHOWN_BYTES: Final = 4096
@@ -152,7 +152,6 @@ class Launcher:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                **OWN_GROUP,
             )
         except OSError as error:
             self._folder.remove()
@@ -188,7 +187,7 @@ class Launcher:
             return
         for thread in self._threads:
             thread.join(0.5)  # for the rest of the output
-        cause = describe_exit_code(code) if code >= 0 else signal.Signals(-code).name
+        cause = signal_name(code) or describe_exit_code(code)
         output = self.output
         raise IPCError(
             f"the launcher of the nodes, {self._mpi}, ended with {cause}"

@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.agent import Agent, abort, end_with_mpi, line_of, share
 from tvm_ipc.nodes.find_mpi_installation import load_mpi4py
 from tvm_ipc.runtime import config, standard_fd_reservation
-from tvm_ipc.runtime.start_child_process import OWN_GROUP
+from tvm_ipc.runtime.start_child_process import ChildProcess
 
 _NAME_BYTES: Final = 256
 _ROUND: Final = 0.02
@@ -32,8 +31,6 @@ class Allocated:
 
     output = ""
     asked = "The launcher of the allocation has started the agents, with its own options"
-    #: The connection to the agent that has started this program.
-    _connection: socket.socket | None = None
     _used = False
 
     def __init__(self, first_line: str) -> None:
@@ -45,6 +42,7 @@ class Allocated:
                 "runs may open only one session with hosts='allocation'"
             )
         Allocated._used = True
+        #: The connection to the agent that has started this program.
         self._connection = socket.socket(fileno=allocation[0])
         self._connection.set_inheritable(False)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `check` reports it
@@ -62,13 +60,11 @@ class Allocated:
 
     def stop(self, seconds: float) -> None:
         """Wait for the first agent to finalize MPI."""
-        assert self._connection is not None
         if self._connection.fileno() >= 0:
             self._ended(seconds)
             self._connection.close()
 
     def _ended(self, seconds: float) -> bool:
-        assert self._connection is not None
         ready, _, _ = select.select([self._connection], [], [], seconds)
         return bool(ready)  # the agent sends nothing, so this is the end of the connection
 
@@ -109,11 +105,11 @@ def _run_rank_0(world: Any, mpi: Any, command: list[str], hosts: list[str]) -> i
     with agent_end:
         try:
             with program_end:
-                program: subprocess.Popen[bytes] = subprocess.Popen(
+                program = ChildProcess(
                     command,
+                    stdin=None,
                     env=config.of_allocation(program_end.fileno(), hosts),
                     pass_fds=[program_end.fileno()],
-                    **OWN_GROUP,
                 )
         except OSError as error:
             share(world, mpi, b"")

@@ -14,11 +14,11 @@ from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.listen_address import address_towards
 from tvm_ipc.nodes.mpiexec_launcher import NodeAddresses
 from tvm_ipc.nodes.node_command_under_mpiexec import names_of_nodes
-from tvm_ipc.nodes.start_and_watch_agents import Nodes, Workers
+from tvm_ipc.nodes.session_server_in_node_agent import ranks_of_nodes
 from tvm_ipc.runtime.worker_pool_interface import START_SECONDS, PoolRequest
 
 if TYPE_CHECKING:
-    from tvm_ipc.nodes.multi_node_worker_pool import NodePool
+    from tvm_ipc.nodes.start_and_watch_agents import NodePool
 
 #: The value for the nodes that the user's own launcher has started.
 ALLOCATION: Final = "allocation"
@@ -104,36 +104,10 @@ class Hosts:
         DeadlineError
             A process did not join in time.
         """
-        from tvm_ipc.nodes.multi_node_worker_pool import NodePool  # needs the native library
+        # It needs the native library.
+        from tvm_ipc.nodes.start_and_watch_agents import NodePool
 
         end = time.monotonic() + START_SECONDS
-        num_workers, num_groups = request.shape
-        settings = request.settings
-        workers = Workers(
-            ranks_of_nodes(num_workers, self.addresses.count),
-            num_workers,
-            num_groups,
-            request.compiler,
-            request.backend,
-            settings.timeout,
-            settings.arena_limit or 0,
-            settings.instruction_set,
-            request.flat,
-        )
         address = self.address()
         timeout = round(end - time.monotonic(), 1)
-        nodes = Nodes(
-            self.addresses, workers, address=address, timeout=timeout, check=request.check
-        )
-        return NodePool(nodes)
-
-
-def ranks_of_nodes(num_workers: int, count: int) -> list[list[int]]:
-    """Return the ranks of each node's worker processes.
-
-    Each node has consecutive ranks, and the first nodes have one more if needed. Rank 0 is left
-    out, because it is a thread of the controller.
-    """
-    each, more = divmod(num_workers, count)
-    ends = [node * each + min(node, more) for node in range(count + 1)]
-    return [list(range(max(1, ends[node]), ends[node + 1])) for node in range(count)]
+        return NodePool(self.addresses, request, address=address, timeout=timeout)

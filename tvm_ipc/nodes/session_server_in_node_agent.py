@@ -52,6 +52,17 @@ class Settings:
         return cls(**{field.name: message[field.name] for field in fields(cls)})
 
 
+def ranks_of_nodes(num_workers: int, count: int) -> list[list[int]]:
+    """Return the ranks of each node's worker processes.
+
+    Each node has consecutive ranks, and the first nodes have one more if needed. Rank 0 is left
+    out, because it is a thread of the controller.
+    """
+    each, more = divmod(num_workers, count)
+    ends = [node * each + min(node, more) for node in range(count + 1)]
+    return [list(range(max(1, ends[node]), ends[node + 1])) for node in range(count)]
+
+
 class NodeSessionServer:
     """The session server of this node. Creating it loads the native library, which takes a second.
 

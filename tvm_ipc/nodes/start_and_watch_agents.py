@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's side of nodes: starts agents and workers, detects deaths, and cleans up."""
+"""The worker pool of a session on several nodes: the controller's side of the agents.
+
+It starts agents and workers, detects deaths, and cleans up.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
+
+import tvm_ffi
 
 from tvm_ipc.errors import DeadlineError, IPCError, WorkerDiedError
 from tvm_ipc.nodes.admission import Admission, describe_refused
@@ -21,15 +26,17 @@ from tvm_ipc.nodes.find_mpi_installation import Mpi, find_mpi, refuse_launched
 from tvm_ipc.nodes.handshake import Key, PeerIdentity
 from tvm_ipc.nodes.mpiexec_launcher import Launcher, NodeAddresses
 from tvm_ipc.nodes.node_command_under_mpiexec import Allocated
-from tvm_ipc.nodes.session_server_in_node_agent import Settings
+from tvm_ipc.nodes.session_server_in_node_agent import Settings, ranks_of_nodes
 from tvm_ipc.nodes.shm_probe import ShmProbe
-from tvm_ipc.packed_functions import backend_of_nodes
 from tvm_ipc.runtime import config
+from tvm_ipc.runtime.process_pool import any_hung_up, new_key, offer, withdraw
 from tvm_ipc.runtime.start_child_process import (
     describe_exit_code,
     import_path,
     python_module,
+    signal_name,
 )
+from tvm_ipc.runtime.worker_pool_interface import PoolOfNodes, PoolRequest
 
 #: Seconds that agents have to end by themselves: more than they grant their workers and MPI.
 _GRACE: Final = 8.0
@@ -41,46 +48,34 @@ _AGENT: Final = ("/usr/bin/env", "TVM_USE_RUNTIME_LIB=1", "OMPI_MCA_btl=^sm")
 _NAME: Final = 55
 #: Seconds to wait for the death of the agent that caused the deaths of others.
 _CAUSE_SECONDS: Final = 1.0
+#: Seconds within which an agent reports the end of a worker, or its own end is noticed.
+_REPORT_SECONDS: Final = 1.5
+#: Seconds between two checks for processes that have ended.
+_CHECK_SECONDS: Final = 0.1
+#: The bytes of a connection's send buffer.
+_BUFFER: Final = 1 << 20
+#: The share of the buffer that unread commands may fill. Each short command may be a packet, for
+#: which the system counts up to fifteen times its bytes.
+_SHARE: Final = 16
+_open_nodes = tvm_ffi.get_global_func("tvm_ipc.session.open_nodes")
+_keep_from_children = tvm_ffi.get_global_func("tvm_ipc.keep_from_children")
+_close_kept = tvm_ffi.get_global_func("tvm_ipc.close_kept")
 _log: Final = logging.getLogger("tvm_ipc.nodes")
 
 
-@dataclass(frozen=True)
-class Workers:
-    """The workers that agents start, and the settings of the session servers that the workers join.
-
-    Attributes
-    ----------
-    ranks : the ranks of the worker processes of each node. Worker 0, of the first node, is a thread
-        of the controller, and not among them.
-    num_workers, num_groups : the numbers of workers and groups of the session.
-    compiler : whether workers load TVM with its compiler.
-    backend, timeout, arena_limit, instruction_set : settings of the session; 0 for the configured
-        value.
-    flat : whether sums across nodes have the same bits as on one machine.
-    """
-
-    ranks: Sequence[Sequence[int]]
-    num_workers: int
-    num_groups: int = 1
-    compiler: bool = False
-    backend: str = field(default_factory=backend_of_nodes)
-    timeout: float = 0.0
-    arena_limit: int = 0
-    instruction_set: str = "auto"
-    flat: bool = False
-
-    def settings(self, addresses: NodeAddresses) -> Settings:
-        """Return the settings that the session servers are opened with."""
-        hosts = [""] * addresses.count if isinstance(addresses.hosts, int) else addresses.hosts
-        return Settings(
-            [f"{k} at {host}"[:_NAME] if host else str(k) for k, host in enumerate(hosts)],
-            [len(ranks) + (k == 0) for k, ranks in enumerate(self.ranks)],
-            self.backend,
-            self.timeout,
-            self.arena_limit,
-            self.instruction_set,
-            self.flat,
-        )
+def server_settings(addresses: NodeAddresses, request: PoolRequest) -> Settings:
+    """Return the settings that the session servers of all nodes are opened with."""
+    hosts = [""] * addresses.count if isinstance(addresses.hosts, int) else addresses.hosts
+    ranks = ranks_of_nodes(request.shape[0], addresses.count)
+    return Settings(
+        [f"{k} at {host}"[:_NAME] if host else str(k) for k, host in enumerate(hosts)],
+        [len(own) + (k == 0) for k, own in enumerate(ranks)],
+        request.backend,
+        request.settings.timeout,
+        request.settings.arena_limit or 0,
+        request.settings.instruction_set,
+        request.flat,
+    )
 
 
 @dataclass
@@ -106,6 +101,11 @@ class _Node:
         return f"node {self.number}{host}"
 
     @property
+    def all_ranks(self) -> tuple[int, ...]:
+        """The ranks of the node, which for the first node include rank 0."""
+        return self.ranks if self.number else (0, *self.ranks)
+
+    @property
     def gone(self) -> bool:
         return self.agent is not None and self.agent.ended
 
@@ -114,18 +114,23 @@ class _Node:
         return None not in (self.facts, self.shares_memory, self.processes)
 
 
-class Nodes:
-    """The agents and workers of all nodes. The pipes of workers are connections to this process.
+class NodePool(PoolOfNodes):
+    """Worker processes on several nodes. Their pipes are connections to this process.
 
     Parameters
     ----------
     addresses : the nodes.
-    workers : the workers to start.
+    request : the workers to start. Its `check` is called repeatedly during the start.
     address : the numeric address of this machine that agents connect to.
     timeout : the seconds for the whole start: to find MPI, and for all agents and workers to join.
     mpi : the MPI to use; found by default.
     program : a program to run instead of the agent, for tests.
-    check : called repeatedly during the start; an exception that it raises ends the start.
+
+    Attributes
+    ----------
+    nodes : the state of each node.
+    connections : the connections that are the pipes of the workers, by ranks.
+    exit_codes : the exit codes of the workers that have ended, by ranks.
 
     Raises
     ------
@@ -139,33 +144,30 @@ class Nodes:
     def __init__(
         self,
         addresses: NodeAddresses,
-        workers: Workers,
+        request: PoolRequest,
         *,
         address: str,
         timeout: float,
         mpi: Mpi | None = None,
         program: Sequence[str] | None = None,
-        check: Callable[[], None] = lambda: None,
     ) -> None:
         end = time.monotonic() + timeout
-        if len(workers.ranks) != addresses.count:
-            raise IPCError(
-                f"there are {addresses.count} nodes, and ranks for {len(workers.ranks)}; pass one "
-                "list of ranks for each node"
-            )
-        self._workers = workers
+        self.key = new_key()
+        #: Without `check`, which refers to the session: the pool would keep it alive.
+        self._request = replace(request, check=lambda: None)
         self._addresses = addresses
-        self.settings = workers.settings(addresses)
-        self.nodes = tuple(_Node(k, tuple(ranks)) for k, ranks in enumerate(workers.ranks))
-        #: The connections that are the pipes of the workers, by ranks.
-        self.pipes: dict[int, socket.socket] = {}
+        self._settings = server_settings(addresses, request)
+        ranks = ranks_of_nodes(request.shape[0], addresses.count)
+        self.nodes = tuple(_Node(k, tuple(own)) for k, own in enumerate(ranks))
+        self.connections: dict[int, socket.socket] = {}
         #: The connections to the session servers, by nodes.
-        self.links: dict[int, socket.socket] = {}
-        #: The exit codes of the workers that have ended, by ranks.
-        self.ended: dict[int, int] = {}
-        self._close: Callable[[int], None] = os.close
+        self._links: dict[int, socket.socket] = {}
+        self.exit_codes: dict[int, int] = {}
         self._failure: IPCError | None = None
         self._muted = False
+        self._alarming = False
+        self._checked = time.monotonic()
+        self._lock = threading.RLock()
         key = Key.new()
         expected = [PeerIdentity(node.number, "agent") for node in self.nodes]
         expected += [PeerIdentity(node.number, "server") for node in self.nodes]
@@ -179,95 +181,187 @@ class Nodes:
             ]
             self._launcher = _launch(addresses, json.dumps(line), mpi, agent)
             try:
-                self._start(admission, probe, timeout, end, check)
+                self._start(admission, probe, timeout, end, request.check)
             except BaseException:
                 for connection in admission.admitted.values():
                     _hang_up(connection)
-                self.pipes.clear()
-                self.links.clear()
-                self.close(0.0)
+                self.connections.clear()
+                self._links.clear()
+                self.finish(0.0)
                 raise
         self._launcher.pass_on()
-
-    def check(self) -> None:
-        """Raise if a worker, an agent or the launcher has ended, and again at each later call."""
-        if self._failure is None:
-            try:
-                self._receive(None)
-                self._launcher.check()
-            except IPCError as error:
-                self._failure = error
-        if self._failure is not None:
-            raise self._failure
-
-    def keep(self, keep: Callable[[int], None], close: Callable[[int], None]) -> None:
-        """Close the connections in forked children, with two functions of the native library.
-
-        Parameters
-        ----------
-        keep : registers a descriptor.
-        close : closes a descriptor, and removes it from the registered ones.
-        """
-        self._close = close
+        for connection in self.connections.values():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         agents = [node.agent.connection for node in self.nodes if node.agent is not None]
-        for connection in [*self.pipes.values(), *agents]:
-            keep(connection.fileno())
-
-    def update(self) -> None:
-        """Process the messages of agents that have arrived, which updates `ended`."""
-        for node in self.nodes:
-            self._receive_from(node, None)
+        for connection in [*self.connections.values(), *agents]:
+            _keep_from_children(connection.fileno())
+        offer(self)
 
     @property
-    def gone(self) -> bool:
-        """True if no agent is left."""
-        return all(node.gone for node in self.nodes)
+    def threads(self) -> int:
+        """The number of threads that each worker may use."""
+        return min(node.threads for node in self.nodes)
 
-    def kill(self) -> None:
-        """Ask the agents to kill their workers."""
-        for node in self.nodes:
-            if node.agent is not None:
-                node.agent.send("kill")
+    @property
+    def first_ranks(self) -> tuple[int, ...]:
+        """The first rank of each node."""
+        ranks = self._settings.ranks
+        return tuple(sum(ranks[:node]) for node in range(len(ranks)))
+
+    @property
+    def facts(self) -> tuple[dict[str, Any], ...]:
+        """The host, address, cores and ranks of each node."""
+        return tuple(
+            {
+                **{name: (node.facts or {}).get(name) for name in ("host", "address", "cores")},
+                "ranks": node.all_ranks,
+            }
+            for node in self.nodes
+        )
 
     def where(self, rank: int) -> str:
         """Return the name of a worker's node, for error messages."""
-        return str(next((node for node in self.nodes if rank in node.ranks), self.nodes[0]))
+        return str(next(node for node in self.nodes if rank in node.all_ranks))
 
-    def close(self, seconds: float = _GRACE) -> None:
+    def open(self, session: Any, device_ids: Any, timeout: float, room: int) -> None:
+        """Open the controller's session server, and connect it to those of the nodes."""
+        links = [self._links.pop(node.number).detach() for node in self.nodes]
+        _open_nodes(
+            session,
+            self._settings.backend,
+            device_ids,
+            timeout,
+            room,
+            list(self._settings.names),
+            tvm_ffi.Shape(self._settings.ranks),
+            [node.invitation for node in self.nodes],
+            tvm_ffi.Shape(links),
+        )
+
+    def room(self) -> int:
+        """Return how many bytes of commands a worker may leave unread before a write blocks."""
+        sizes = [
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            for connection in self.connections.values()
+        ]
+        return min(sizes, default=_BUFFER) // _SHARE
+
+    def pipes(self, worker_id: int) -> tuple[int, int]:
+        """Return the descriptors to read from and to write to a worker, which are the same."""
+        connection = self.connections[worker_id].fileno()
+        return connection, connection
+
+    # ---- deaths ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise if a worker, an agent or the launcher has ended, and again at each later call."""
+        with self._lock:
+            if self._failure is None:
+                try:
+                    self._receive(None)
+                    self._launcher.check()
+                except IPCError as error:
+                    self._failure = error
+            if self._failure is not None:
+                raise self._failure
+
+    def ended(self, wait: Iterable[int] = ()) -> dict[int, int]:
+        """Return the exit codes of the workers whose end the agents have reported."""
+        with self._lock:
+            for node in self.nodes:
+                self._receive_from(node, None)
+            return dict(self.exit_codes)
+
+    def hung_up(self) -> bool:
+        """Return whether the connection to a worker has ended at its other end."""
+        return any_hung_up(connection.fileno() for connection in self.connections.values())
+
+    def alarming(self) -> bool:
+        """Return whether an agent or the launcher has ended; checked every `_CHECK_SECONDS`."""
+        if not self._alarming and time.monotonic() > self._checked + _CHECK_SECONDS:
+            self._checked = time.monotonic()
+            try:
+                self.check()
+            except WorkerDiedError:
+                # The session servers report the death of a worker themselves, with more details.
+                self._alarming = not self.exit_codes
+            except IPCError:
+                self._alarming = True
+        return self._alarming
+
+    def cause(self) -> tuple[str, tuple[int, ...]] | None:
+        """Return a description of the death, and the ranks that died, if they are known."""
+        end = time.monotonic() + _REPORT_SECONDS
+        while time.monotonic() < end:
+            try:
+                self.check()
+            except WorkerDiedError as error:
+                return str(error), error.ranks
+            except IPCError as error:
+                return str(error), ()
+            time.sleep(_ROUND)
+        return None
+
+    # ---- the end --------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """Ask the agents to kill their workers."""
+        with self._lock:
+            for node in self.nodes:
+                if node.agent is not None:
+                    node.agent.send("kill")
+
+    def join(self, seconds: float) -> None:
+        """Wait for all workers to end; kill those that take longer."""
+        end = time.monotonic() + seconds
+        while self._any_left() and time.monotonic() < end:
+            time.sleep(_ROUND)
+        if self._any_left():
+            self.kill()
+
+    def _any_left(self) -> bool:
+        with self._lock:
+            return len(self.ended()) < len(self.connections) and not all(n.gone for n in self.nodes)
+
+    def finish(self, seconds: float | None = None) -> None:
         """End workers, agents and the launcher, which have some seconds to end by themselves.
 
         The descriptors of pipes stay open, and lead to /dev/null: Disco writes to them until its
         session object is destroyed, and a failed write would end the program.
         """
         self.mute()
-        for connection in self.links.values():  # those that no session server has taken over
+        for connection in self._links.values():  # those that no session server has taken over
             connection.close()
-        self.links.clear()
+        self._links.clear()
         for node in self.nodes:
             if node.agent is not None:
                 node.agent.ended = True
-                _hang_up(node.agent.connection, self._close)
-        self._launcher.stop(seconds)
+                _hang_up(node.agent.connection)
+        self._launcher.stop(_GRACE if seconds is None else seconds)
 
     def mute(self) -> None:
         """End the connections to workers, and discard what is still written to their pipes."""
-        if self._muted:
-            return
-        self._muted = True
-        devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            for connection in self.pipes.values():
-                duplicate = connection.dup()
-                os.dup2(devnull, connection.fileno(), inheritable=False)
-                _hang_up(duplicate)
-        finally:
-            os.close(devnull)
+        with self._lock:
+            if self._muted:
+                return
+            self._muted = True
+            devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                for connection in self.connections.values():
+                    duplicate = connection.dup()
+                    os.dup2(devnull, connection.fileno(), inheritable=False)
+                    _hang_up(duplicate)
+            finally:
+                os.close(devnull)
 
     def forget(self) -> None:
         """Close the descriptors of the pipes, when they are not used any more."""
-        for connection in self.pipes.values():
-            self._close(connection.detach())
-        self.pipes.clear()
+        if withdraw(self):
+            for connection in self.connections.values():
+                _close_kept(connection.detach())
+            self.connections.clear()
+
+    # ---- the start ------------------------------------------------------------------------
 
     def _start(
         self,
@@ -283,9 +377,9 @@ class Nodes:
                 if peer.role == "agent":
                     self._add_agent(self.nodes[peer.node], connection, probe)
                 elif peer.role == "server":
-                    self.links[peer.node] = connection
+                    self._links[peer.node] = connection
                 else:
-                    self.pipes[peer.rank] = connection
+                    self.connections[peer.rank] = connection
             if not admission.missing:
                 time.sleep(_ROUND)
             if admission.refused:
@@ -321,20 +415,19 @@ class Nodes:
                 f"hosts: {node} does not share memory with this program; the first node must be "
                 "this machine, because worker 0 is a thread of this program"
             )
-        workers = self._workers
-        shared = workers.num_workers if self._addresses.one_machine else 0
-        sharing = shared or self.settings.ranks[node.number]
+        num_workers, num_groups = self._request.shape
+        sharing = num_workers if self._addresses.one_machine else len(node.all_ranks)
         node.threads = config.threads_per_worker(sharing, int(node.facts["cores"]))
         node.agent.send(
             "start",
             ranks=node.ranks,
-            num_workers=workers.num_workers,
-            num_groups=workers.num_groups,
-            compiler=workers.compiler,
+            num_workers=num_workers,
+            num_groups=num_groups,
+            compiler=self._request.compiler,
             threads=node.threads,
             environment=config.settings_for_nodes(),
             path=import_path(),
-            server=self.settings.to_message,
+            server=self._settings.to_message,
         )
 
     def _receive(self, probe: ShmProbe | None) -> None:
@@ -346,13 +439,12 @@ class Nodes:
         """
         for node in self.nodes:
             self._receive_from(node, probe)
-        if self.ended:
-            node_of = {rank: node for node in self.nodes for rank in node.ranks}
-            dead = sorted(self.ended.items())
+        if self.exit_codes:
             deaths = [
-                f"worker {rank} of {node_of[rank]} {_describe_end(code)}" for rank, code in dead
+                f"worker {rank} of {self.where(rank)} {_describe_end(code)}"
+                for rank, code in sorted(self.exit_codes.items())
             ]
-            raise WorkerDiedError("; ".join(deaths), tuple(sorted(self.ended)))
+            raise WorkerDiedError("; ".join(deaths), tuple(sorted(self.exit_codes)))
         gone = [node for node in self.nodes if node.gone]
         end = time.monotonic() + _CAUSE_SECONDS
         while gone and all(n.ended_by_launcher for n in gone) and time.monotonic() < end:
@@ -365,7 +457,7 @@ class Nodes:
             self._launcher.check()
         if gone:
             dead_nodes = causes or gone
-            ranks = tuple(sorted(rank for node in dead_nodes for rank in self._all_ranks(node)))
+            ranks = tuple(sorted(rank for node in dead_nodes for rank in node.all_ranks))
             output = self._launcher.output
             raise WorkerDiedError(
                 f"the agent of {' and of '.join(map(str, dead_nodes))} is gone, and with it "
@@ -374,11 +466,6 @@ class Nodes:
                 + (f"\nThe launcher printed:\n{output}" if output else ""),
                 ranks,
             )
-
-    @staticmethod
-    def _all_ranks(node: _Node) -> tuple[int, ...]:
-        """Return the ranks of a node, which for the first node include rank 0."""
-        return node.ranks if node.number else (0, *node.ranks)
 
     def _receive_from(self, node: _Node, probe: ShmProbe | None) -> None:
         if node.agent is not None:
@@ -400,7 +487,7 @@ class Nodes:
             elif kind == "ended":
                 if message["rank"] not in node.ranks:
                     raise ValueError(f"rank {message['rank']} belongs to another node")
-                self.ended[message["rank"]] = int(message["code"])
+                self.exit_codes[message["rank"]] = int(message["code"])
             elif kind == "ended by the launcher":
                 node.ended_by_launcher = True
             elif kind == "failed":
@@ -422,14 +509,13 @@ def _launch(
     return Launcher(find_mpi() if mpi is None else mpi, addresses, program, first_line)
 
 
-def _hang_up(connection: socket.socket, close: Callable[[int], None] = os.close) -> None:
+def _hang_up(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)  # ends it for duplicates of the descriptor too
     if connection.fileno() >= 0:
-        close(connection.detach())
+        _close_kept(connection.detach())
 
 
 def _describe_end(code: int) -> str:
-    if code < 0:
-        return f"died of {signal.Signals(-code).name}"
-    return f"ended with {describe_exit_code(code)}"
+    killer = signal_name(code)
+    return f"died of {killer}" if killer else f"ended with {describe_exit_code(code)}"

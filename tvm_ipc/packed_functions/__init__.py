@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of packed functions that compiled programs, the runtime and the native library share.
 
-Every packed function is listed once, in `collective_declarations`, `program_function_declarations`
-(what compiled programs call, with its effects for passes) or `session_function_declarations` (all
-other functions). `function_signature_and_effects` defines the fields of an entry.
+A collective is one entry of `collective_declarations`, whose fields `collective_kind` defines. Its
+packed functions derive from it, and so do its operator and its session method, whose signatures
+and docstrings `generate_collective_functions` builds.
+
+All other packed functions are listed once, in `program_function_declarations` (what compiled
+programs call, with its effects for passes) or `session_function_declarations`.
+`function_signature_and_effects` defines the fields of a packed function.
+`nvshmem_names` has the names of TVM that are refused.
 `constants_shared_with_native_library` has the scopes, limits and numbers that Python and C++ share.
 Passes emit calls to these names and know nothing else about the runtime. Tests compare the table
 with the registered functions, and the numbers with those of the library. This package imports no
@@ -14,6 +19,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from tvm_ipc.packed_functions.collective_declarations import KINDS
+from tvm_ipc.packed_functions.collective_kind import Kind
 from tvm_ipc.packed_functions.constants_shared_with_native_library import (
     BACKENDS,
     DEVICES,
@@ -21,6 +28,7 @@ from tvm_ipc.packed_functions.constants_shared_with_native_library import (
     LIBRARIES,
     MAX_EXPOSED,
     MAX_STEPS,
+    MAX_STREAMS,
     MAX_WORKERS,
     REDUCED_TYPES,
     AllReduceStrategy,
@@ -57,9 +65,11 @@ __all__ = [
     "DEVICES",
     "FUNCTIONS",
     "IPC_MEMORY",
+    "KINDS",
     "LIBRARIES",
     "MAX_EXPOSED",
     "MAX_STEPS",
+    "MAX_STREAMS",
     "MAX_WORKERS",
     "MODULE_CHECK",
     "PROGRAMS",
@@ -71,6 +81,7 @@ __all__ = [
     "CollectiveFlag",
     "Epilogue",
     "Function",
+    "Kind",
     "Parameter",
     "Progress",
     "ReduceKind",

@@ -42,8 +42,11 @@ MAX_WORKERS: Final = 64
 #: tensor that was exposed this many before it, which must have been released.
 MAX_EXPOSED: Final = 64
 
-#: The id of a team; or a partition of the ranks into teams of equal size, which stands for the team
-#: of the calling rank: the size, then the ranks of one team after the other.
+#: The number of streams of a GPU rank on which programs can run kernels.
+MAX_STREAMS: Final = 64
+
+#: The id of a team; or teams of equal size, which stand for the team of the calling rank: the size,
+#: then the ranks of one team after the other. A rank that is in none of them takes no part.
 AnyTeam: TypeAlias = int | tuple[int, ...]
 
 
@@ -87,20 +90,41 @@ class AllReduceStrategy(IntEnum):
 
 
 class ReduceKind(IntEnum):
-    """The reduction of the values of all ranks. The numbers are TVM's."""
+    """The reduction of the values of all ranks. The numbers up to `AVG` are TVM's."""
 
     SUM = 0
     PROD = 1
     MIN = 2
     MAX = 3
     AVG = 4
+    BAND = 5  #: bitwise and, of integers
+    BOR = 6  #: bitwise or, of integers
+    BXOR = 7  #: bitwise exclusive or, of integers
+
+    @property
+    def is_bitwise(self) -> bool:
+        """True if the reduction combines the bits of integers."""
+        return self >= ReduceKind.BAND
 
     def takes(self, dtype: str) -> bool:
         """Return whether the runtime supports this reduction of an element type."""
+        if self.is_bitwise:
+            return dtype in REDUCED_TYPES and dtype.startswith(("int", "uint"))
         return dtype in REDUCED_TYPES and not (self is ReduceKind.AVG and dtype == "bool")
 
+    def refusal(self, dtype: str) -> str:
+        """Return why there is no such reduction of a type that `takes` refuses."""
+        name = self.name.lower()
+        if dtype not in REDUCED_TYPES:
+            return f"the runtime does not reduce {dtype}"
+        if not self.is_bitwise:
+            return f"there is no {'average' if name == 'avg' else name} of {dtype}"
+        instead = {"band": "min", "bor": "max"}.get(name, "") if dtype == "bool" else ""
+        hint = f"; use {instead!r} of bool" if instead else ""
+        return f"there is no {name} of {dtype}: bitwise reductions take integers{hint}"
 
-#: Element types that reductions support, except AVG of bool.
+
+#: Element types that reductions support, except AVG of bool and bitwise reductions of floats.
 REDUCED_TYPES: Final = (
     *("float16", "bfloat16", "float32", "float64"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),

@@ -95,6 +95,12 @@ class Function:
         of functions with `exposes`.
     starts : the parameter that names a function which a thread of the rank executes from now on.
         The operands are read and written until a wait for the result has returned.
+    sets_stream : the parameter that numbers the stream of a GPU on which the calls after this one
+        run; 0 is the stream on which the program began.
+    waits_for_stream : the parameter that numbers a stream. Calls after this one, on the same
+        stream, run after the calls on that stream so far.
+    host_reads : operands whose values the host of a GPU reads in each call, so that a CUDA graph
+        cannot repeat the function.
     sync : which ranks wait for each other. The team is the parameter of type Team or InGroup; the
         whole world if there is none.
     general_form : a function that does the same and takes flags, if this one takes none.
@@ -115,6 +121,9 @@ class Function:
     exposes: str = ""
     releases: str = ""
     starts: str = ""
+    sets_stream: str = ""
+    waits_for_stream: str = ""
+    host_reads: tuple[str, ...] = ()
     sync: Sync = Sync.NONE
     general_form: str = ""
     defaults: Mapping[str, int] = field(default_factory=dict)
@@ -123,13 +132,20 @@ class Function:
     def __post_init__(self) -> None:
         """Check that the effects name parameters of the function."""
         effects = (*self.reads, *self.writes, *self.peers_read, *self.replicated, *self.scopes)
+        effects += self.host_reads
         operands = {*effects, self.result_of, self.exposes, self.releases, self.starts}
+        operands |= {self.sets_stream, self.waits_for_stream}
         operands -= {RESULT, ""}
         if operands and (unknown := operands - {parameter.name for parameter in self.parameters}):
             raise ValueError(
                 f"{self.name}: the effects name {', '.join(sorted(unknown))}, but the signature is "
                 f"{self.signature}; name its parameters"
             )
+
+    @property
+    def orders_streams(self) -> bool:
+        """Return whether the function sets the stream of later calls, or lets streams wait."""
+        return bool(self.sets_stream or self.waits_for_stream)
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:

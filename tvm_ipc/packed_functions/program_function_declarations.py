@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvm_ipc.packed_functions.collective_declarations import COLLECTIVES, CUDA_IPC, DISCO
+from tvm_ipc.packed_functions.collective_declarations import COLLECTIVES, CUDA_IPC
+from tvm_ipc.packed_functions.collective_declarations import TEAM_INDEX as TEAM_INDEX
+from tvm_ipc.packed_functions.collective_kind import DISCO
 from tvm_ipc.packed_functions.constants_shared_with_native_library import IPC_MEMORY
 from tvm_ipc.packed_functions.function_signature_and_effects import (
     ANY,
@@ -20,13 +22,6 @@ TEAM: Final = Function(
     "(ranks: Shape, copy: int) -> int",
     "id of the team of these ranks, in this order; all ranks and calls get the same id. "
     "Different copies are different teams of the same ranks",
-)
-
-TEAM_INDEX: Final = Function(
-    "tvm_ipc.team_index",
-    "(team: Team, recv: Tensor)",
-    "the caller's index in a team, as one int64 for kernels",
-    writes=("recv",),
 )
 
 # ---- asynchronous operations ------------------------------------------------------------------
@@ -50,6 +45,24 @@ WAIT: Final = Function(
     "has reported",
     reads=("request",),
     writes=("request",),
+)
+
+# ---- streams of a GPU ---------------------------------------------------------------------------
+
+SET_STREAM: Final = Function(
+    "tvm_ipc.set_stream",
+    "(stream: int)",
+    "run kernels and start requests on another stream of this rank's GPU from now on; 0 is the "
+    "stream on which the program began",
+    sets_stream="stream",
+)
+
+WAIT_STREAM: Final = Function(
+    "tvm_ipc.wait_stream",
+    "(stream: int)",
+    "let the current stream wait for everything that is on another stream of this rank so far; the "
+    "host does not wait",
+    waits_for_stream="stream",
 )
 
 # ---- exposed buffers --------------------------------------------------------------------------
@@ -167,6 +180,14 @@ MODULE_CHECK: Final = "tvm_ipc_require_workers"
 #: these ranks. Only they must be in the teams of its collectives.
 RUN_BY: Final = "tvm_ipc.run_by"
 
+#: The attribute of a private function that lists parameters by name. In every call, the tensors of
+#: these parameters alias no other argument.
+NO_ALIAS: Final = "tvm_ipc.no_alias"
+
+#: The attribute of a function that only functions of its module call. TVM's last passes give all
+#: functions a `global_symbol`, which private ones do not have before.
+INTERNAL: Final = "tvm_ipc.internal"
+
 REQUIRE_WORKERS: Final = Function(
     "tvm_ipc.require_workers",
     "(workers: int, groups: int)",
@@ -199,29 +220,36 @@ MATMUL: Final = Function(
     registered=Registered.UNTYPED,
 )
 
+ATTENTION: Final = Function(
+    "tvm_ipc.blas.attention",
+    "(query_axes: int, key_axes: int, value_axes: int, out_axes: int, scale: float, "
+    "softcap: float, causal: int, window: int, queries: Tensor, keys: Tensor, values: Tensor, "
+    "*bias: Tensor, out: Tensor)",
+    "softmax(cap(scale * queries keys^T) + bias) values, whose axes are permuted to (batch, heads, "
+    "tokens, depth); axes are packed by pack_digits, 0 for none. softcap is 0 for none; causal is "
+    "0 for no, 1 if query i is token i, and 2 if the last query is the last token; window is the "
+    "number of keys that a causal query attends to, 0 for all",
+    reads=("queries", "keys", "values", "bias"),
+    writes=("out",),
+    registered=Registered.UNTYPED,
+)
+
+BATCH_ATTENTION: Final = Function(
+    "tvm_ipc.blas.batch_attention",
+    "(key_cache: int, value_cache: int, scale: float, softcap: float, positions: Tensor, "
+    "caches: Any, queries: Tensor, keys: Tensor, values: Tensor, *mask: Tensor, out: Tensor)",
+    "attention of one token of each request: its key and value are written into the caches of the "
+    "request, at its position, and all keys up to there are attended to. caches has an array of "
+    "caches for each request, of which key_cache and value_cache are indices",
+    reads=("positions", "queries", "keys", "values", "mask"),
+    writes=("caches", "out"),
+    registered=Registered.UNTYPED,
+)
+
+#: The collectives, and the functions above.
 PROGRAM_FUNCTIONS: Final = (
     *COLLECTIVES,
-    TEAM,
-    TEAM_INDEX,
-    START,
-    WAIT,
-    EXPOSE,
-    PEER_VIEW,
-    RELEASE,
-    OWN_SLICE,
-    REDUCE_SLICES,
-    ASSEMBLE,
-    ALLOC_STORAGE,
-    ALLOC_TENSOR,
-    VIEW,
-    COPY,
-    CLEAR,
-    ARENA_OFFSET,
-    REQUIRE_WORKERS,
-    REQUIRE_BOUNDS,
-    WORKER_RANK,
-    WORKER_ID,
-    MATMUL,
+    *[value for value in tuple(globals().values()) if isinstance(value, Function)],
 )
 
 #: The functions by name. A call of any other function may read and write all of its arguments.

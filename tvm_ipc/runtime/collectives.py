@@ -10,7 +10,13 @@ from typing import Any, Final
 import tvm_ffi
 
 from tvm_ipc import arguments
-from tvm_ipc.packed_functions import CollectiveFlag, ReduceKind
+from tvm_ipc.packed_functions import (
+    KINDS,
+    AllReduceStrategy,
+    CollectiveFlag,
+    Kind,
+    ReduceKind,
+)
 from tvm_ipc.runtime.references import DRef, RemoteTensor
 from tvm_ipc.runtime.send_commands_and_raise_errors import CommandDispatcher
 from tvm_ipc.runtime.session_argument_conversion import check_reference
@@ -18,11 +24,10 @@ from tvm_ipc.runtime.team import Team
 
 _native_team = tvm_ffi.get_global_func("tvm_ipc.session.team")
 _REDUCTIONS: Final = {kind.name.lower(): int(kind) for kind in ReduceKind}
+_DEFAULT: Final = int(AllReduceStrategy.DEFAULT)
+_NO_FLAGS: Final = int(CollectiveFlag.NONE)
 _MAX_COUNT: Final = (1 << 63) - 1
 _MAX_COPY: Final = (1 << 31) - 1
-
-#: Collectives whose source is on the root only, so that other workers do not know its shape.
-_SOURCE_ON_ROOT: Final = frozenset({"broadcast_from_worker0", "scatter_from_worker0"})
 
 #: The workers of a collective: each group (True), all workers (False), or a team.
 Scope = bool | Team
@@ -93,89 +98,72 @@ class Collectives:
     def run(
         self,
         name: str,
-        source_and_target: dict[str, Any],
         scope: Scope,
-        kind: int | None = None,
-        root: int | None = None,
+        source: Any,
+        target: Any,
+        *,
+        op: object = "sum",
+        root: object = 0,
+        parts: object = None,
     ) -> DRef:
-        """Run a collective of Disco on references, and return the target.
+        """Run a collective on references with an exit barrier, and return the target.
 
         Parameters
         ----------
-        name : the name of the collective.
-        source_and_target : the two references by the names of their parameters. A target of None is
-            a new tensor, for collectives whose result has a shape that follows from the source.
+        name : the name of its kind. Errors have the names of the session method's parameters.
         scope : the workers that take part.
-        kind : the number of the reduction, if the collective has one.
-        root : the index of the only worker that gets a result; None if all do.
+        source, target : the references. A target of None is a new tensor, unless only the root has
+            the source, so that other workers do not know its shape.
+        op, root, parts : the arguments of the session method. Kinds that lack one ignore it.
         """
-        source, target = self._operands(name, source_and_target, scope, root=root)
+        kind = KINDS[name]
+        where = kind.method
+        reduction = reduction_kind(f"{where}: op", op) if kind.reduces else None
+        index = self.rank(f"{where}: root", root) if kind.rooted else None
+        counts = flatten_parts(f"{where}: parts", parts)
+        source_name, target_name = kind.method_operands
+        check_reference(f"{where}: {source_name}", source)
+        if target is None and not kind.source_on_root:
+            target = self._allocate(kind, scope, source, index, counts)
+        check_reference(f"{where}: {target_name}", target)
+        values = {
+            "send": source,
+            "kind": reduction,
+            "root": index,
+            "parts": tvm_ffi.Shape(counts) if kind.packed_parameters else None,
+            "team": scope.id if isinstance(scope, Team) else int(scope),
+            "strategy": _DEFAULT,
+            "flags": _NO_FLAGS,
+            "recv": target,
+        }
+        args = [values[parameter.name] for parameter in kind.function.parameters]
+        self._call_in(scope, kind.function.name, *args)
+        result: DRef = target
+        return result
+
+    def _call_in(self, scope: Scope, name: str, *args: Any) -> DRef:
+        """Call a function on the workers of a scope; the arguments need no conversion."""
+        function = self._dispatcher.function(name)
         if not isinstance(scope, Team):
-            function = self._dispatcher.function(f"runtime.disco.{name}")
-            reduction = () if kind is None else (tvm_ffi.Shape([kind]),)
-            function(source, *reduction, scope, target)
-            return target
-        # Disco has no teams. Its function would call the backend's, which takes a team.
-        function = self._dispatcher.function(f"runtime.disco.{self.backend}.{name}")
-        call = self._dispatcher.function("tvm_ipc.worker.call_in_team")
-        call(function, scope.id, source, *(() if kind is None else (kind,)), scope.id, target)
-        return target
+            return self._dispatcher.call(function, *args)
+        in_team = self._dispatcher.function("tvm_ipc.worker.call_in_team")
+        return self._dispatcher.call(in_team, function, scope.id, *args)
 
-    def run_own(
-        self,
-        name: str,
-        source_and_target: dict[str, Any],
-        scope: Scope,
-        *options: Any,
-        root: int | None = None,
-        parts: Sequence[int] = (),
-    ) -> DRef:
-        """Run a collective that Disco does not have, with an exit barrier; see `run`.
-
-        Parameters
-        ----------
-        options : the arguments of the packed function between the source and the team.
-        parts : the numbers of elements of an all-to-all with unequal parts.
-        """
-        source, target = self._operands(name, source_and_target, scope, root, parts)
-        function = self._dispatcher.function(f"tvm_ipc.{name}")
-        flags = int(CollectiveFlag.NONE)
-        if not isinstance(scope, Team):
-            function(source, *options, int(scope), flags, target)
-            return target
-        call = self._dispatcher.function("tvm_ipc.worker.call_in_team")
-        call(function, scope.id, source, *options, scope.id, flags, target)
-        return target
-
-    def _operands(
-        self,
-        name: str,
-        source_and_target: dict[str, Any],
-        scope: Scope,
-        root: int | None = None,
-        parts: Sequence[int] = (),
-    ) -> tuple[DRef, DRef]:
-        """Return the references of a collective; allocate a target that is None."""
-        (source_name, source), (target_name, target) = source_and_target.items()
-        check_reference(f"{name}: {source_name}", source)
-        if target is not None or name in _SOURCE_ON_ROOT:
-            check_reference(f"{name}: {target_name}", target)
-            return source, target
-        allocate = self._dispatcher.function("tvm_ipc.worker.empty_result")
+    def _allocate(
+        self, kind: Kind, scope: Scope, source: Any, root: int | None, parts: Sequence[int]
+    ) -> Any:
+        """Return a new tensor for the result of a collective."""
+        receiver = -1 if root is None else root
         team = scope.id if isinstance(scope, Team) else int(scope)
-        args = name, source, tvm_ffi.Shape(parts), -1 if root is None else root, team
-        if isinstance(scope, Team):
-            call = self._dispatcher.function("tvm_ipc.worker.call_in_team")
-            target = call(allocate, scope.id, *args)
-        else:
-            target = allocate(*args)
+        args = kind.method, source, tvm_ffi.Shape(parts), receiver, team
+        target = self._call_in(scope, "tvm_ipc.worker.empty_result", *args)
         known = source._known_tensor() if isinstance(source, DRef) else None
         if known is not None and not parts:
-            target._tensor = self._result_tensor(name, known, scope, root)
-        return source, target
+            target._tensor = self._result_tensor(kind, known, scope, root)
+        return target
 
     def _result_tensor(
-        self, name: str, source: RemoteTensor, scope: Scope, root: int | None
+        self, kind: Kind, source: RemoteTensor, scope: Scope, root: int | None
     ) -> RemoteTensor:
         """Return the shape and type of the result that `tvm_ipc.worker.empty_result` allocates."""
         members = self.num_workers if scope is False else self.group_size
@@ -188,12 +176,7 @@ class Collectives:
             members = len(scope.ranks)
             ranks = scope.ranks if root is None else scope.ranks[root : root + 1]
             workers = f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-        shape = source.shape
-        if name in ("allgather", "gather_to_worker0"):
-            shape = ((*shape, 1)[0] * members, *shape[1:])
-        elif name == "reduce_scatter":
-            shape = tuple(extent // members for extent in shape[:1]) + shape[1:]
-        return RemoteTensor(shape, source.dtype, workers)
+        return RemoteTensor(kind.result_shape(source.shape, members), source.dtype, workers)
 
     def emulate_link(self, latency: float, bandwidth: float, jitter: float) -> None:
         """Delay received data as a link would."""

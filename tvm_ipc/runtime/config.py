@@ -192,10 +192,7 @@ def log_level() -> int | None:
 
 def verify_each() -> bool:
     """Return whether the pipeline checks after each phase that the module is well-formed."""
-    text = os.environ.get("TVM_IPC_VERIFY_EACH", "").strip()
-    if text not in ("", "0", "1"):
-        raise IPCError(f"TVM_IPC_VERIFY_EACH is {text!r}; it must be 0 or 1")
-    return text == "1"
+    return _flag("TVM_IPC_VERIFY_EACH")
 
 
 def cache_folder() -> Path:
@@ -234,10 +231,7 @@ def compiler_settings() -> dict[str, str | None]:
 
 def graphs_of_threads() -> bool:
     """Return whether workers that are threads may capture collectives in CUDA graphs."""
-    text = os.environ.get("TVM_IPC_CUDA_GRAPHS_OF_THREADS", "").strip()
-    if text not in ("", "0", "1"):
-        raise IPCError(f"TVM_IPC_CUDA_GRAPHS_OF_THREADS is {text!r}; it must be 0 or 1")
-    return text == "1"
+    return _flag("TVM_IPC_CUDA_GRAPHS_OF_THREADS")
 
 
 def threads_per_worker(num_workers: int, cores: int | None = None) -> int:
@@ -355,6 +349,13 @@ def runtime_alone() -> Iterator[None]:
             del os.environ["TVM_USE_RUNTIME_LIB"]
         else:
             os.environ["TVM_USE_RUNTIME_LIB"] = previous
+
+
+def _flag(name: str) -> bool:
+    text = os.environ.get(name, "").strip()
+    if text not in ("", "0", "1"):
+        raise IPCError(f"{name} is {text!r}; it must be 0 or 1")
+    return text == "1"
 
 
 def _timeout(name: str) -> float:

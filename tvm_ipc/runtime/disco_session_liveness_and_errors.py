@@ -3,26 +3,29 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import tvm_ffi
 
 from tvm_ipc import arguments
-from tvm_ipc.errors import RankError, SessionClosedError, WorkerDiedError, WorkerError, causes
+from tvm_ipc.errors import SessionClosedError, WorkerDiedError, WorkerError, causes
 from tvm_ipc.runtime.disco_processes import Worker
 from tvm_ipc.runtime.refuse_calls_from_own_workers import refuse_reentrant
 from tvm_ipc.runtime.start_child_process import describe_exit_code
+from tvm_ipc.runtime.worker_error_reports import rank_errors
+from tvm_ipc.tvm_private_names import forget_functions
 
 _log: Final = logging.getLogger("tvm_ipc.session")
 _get_function = tvm_ffi.get_global_func("tvm_ipc.session.get_function")
 _recover = tvm_ffi.get_global_func("tvm_ipc.session.recover")
 _report = tvm_ffi.get_global_func("tvm_ipc.session.report")
+_weak_reference = tvm_ffi.get_global_func("tvm_ipc.session.weak_reference")
 
 GUARD: Final = "tvm_ipc.worker.guard"
 LOOKUP: Final = "tvm_ipc.worker.get_global_func"
@@ -40,8 +43,11 @@ originals: dict[str, Any] = {}
 class State:
     """The state of one session of Disco."""
 
-    def __init__(self, workers: list[Worker]) -> None:
+    def __init__(self, workers: list[Worker], exists: Callable[[bool], bool]) -> None:
         self.workers = workers
+        #: A native weak reference, which returns whether the session still exists. With True as its
+        #: argument, the session is never destroyed. No other session gets the address meanwhile.
+        self.exists = exists
         self.owner = os.getpid()
         self.shut_down = False
         #: Functions that every worker has; empty before `init_ccl`. The guard catches exceptions of
@@ -51,7 +57,7 @@ class State:
 
     def exit_codes(self) -> dict[int, int]:
         """Return the exit codes of the worker processes that have ended."""
-        codes = {worker.worker_id: worker.exit_code() for worker in self.workers}
+        codes = {worker.worker_id: worker.process.poll() for worker in self.workers}
         return {rank: code for rank, code in codes.items() if code is not None}
 
     def _any_ended(self, seconds: float) -> bool:
@@ -74,7 +80,7 @@ class State:
         if not codes:
             return
         dead_ranks = ", ".join(
-            f"rank {rank} (pid {self.workers[rank - 1].pid}, {describe_exit_code(code)})"
+            f"rank {rank} (pid {self.workers[rank - 1].process.pid}, {describe_exit_code(code)})"
             for rank, code in codes.items()
         )
         raise WorkerDiedError(
@@ -107,8 +113,8 @@ class State:
             _, errors = self._wait_and_report(session, rank, sync, session, rank)
         _recover(session)
         # Look-ups since the error were skipped, so their results are no functions.
-        getattr(session, "_cache", {}).clear()
-        raise WorkerError(causes(RankError(**error) for error in errors))
+        forget_functions(session)
+        raise WorkerError(causes(rank_errors(errors)))
 
     def _wait_and_report(self, session: Any, rank: int, native: Any, *args: Any) -> tuple[Any, Any]:
         """Call a native function that waits for a worker; return its result and all errors so far.
@@ -144,8 +150,8 @@ class State:
         return result
 
 
-#: The sessions of this process, by address. The entry of a destroyed session is dropped when its
-#: address is used again, or when its process pool is destroyed.
+#: The sessions of this process, by address. The entry of a destroyed session is dropped when
+#: another session is made, or when its process pool is destroyed.
 _states: dict[int, State] = {}
 
 
@@ -155,8 +161,10 @@ def _address(session: Any) -> int:
 
 
 def remember(session: Any, workers: list[Worker]) -> None:
-    """Add a new session and its worker processes."""
-    _states[_address(session)] = State(workers)
+    """Add a new session and its worker processes, and drop those that were destroyed."""
+    for address in [a for a, state in _states.items() if not state.exists(False)]:
+        del _states[address]
+    _states[_address(session)] = State(workers, _weak_reference(session))
 
 
 def forget(workers: list[Worker]) -> None:
@@ -167,12 +175,12 @@ def forget(workers: list[Worker]) -> None:
 
 def kept_state(session: Any) -> State:
     """Return the state of a session, which is kept from now on."""
-    return _states.setdefault(_address(session), State([]))
+    return _states.setdefault(_address(session), State([], _weak_reference(session)))
 
 
 def state_of(session: Any) -> State:
     """Return the state of a session; a new state if none is kept."""
-    return _states.get(_address(session)) or State([])
+    return _states.get(_address(session)) or State([], _weak_reference(session))
 
 
 def usable(session: Any) -> State:
@@ -184,11 +192,9 @@ def usable(session: Any) -> State:
 
 
 def disown() -> None:
-    """Keep the parent's sessions alive in a forked child.
+    """Keep the parent's sessions alive in a forked child, also those that were shut down.
 
     A destructor would wait for threads that only the parent has.
     """
-    increase_ref_count = ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi()).TVMFFIObjectIncRef
-    for address, state in _states.items():
-        if state.workers:
-            increase_ref_count(ctypes.c_void_p(address))
+    for state in _states.values():
+        state.exists(True)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import config
+from tvm_ipc.tvm_private_names import REGISTERED_TYPE_KEYS, TYPE_INDEX_LOOKUP, has_compiler
 
 
 def runtime_only() -> None:
@@ -39,16 +40,14 @@ def runtime_only() -> None:
     [1.0, 2.0]
     """
     if "tvm" in sys.modules:
-        import tvm.base
-
-        if "tvm_compiler" in tvm.base._LOADED_LIBS:
+        if has_compiler():
             raise IPCError(
                 "runtime_only: TVM has been imported already, with its compiler; call it before "
                 "anything imports tvm"
             )
         return
     with without_torch(), config.runtime_alone(), fast_import():
-        import tvm
+        import tvm  # noqa: F401
 
 
 @contextlib.contextmanager
@@ -63,10 +62,9 @@ def fast_import() -> Iterator[None]:
         yield
         return
     import tvm_ffi
-    from tvm_ffi import core
 
-    registered = tvm_ffi.get_global_func("ffi.GetRegisteredTypeKeys")
-    original_lookup = core._object_type_key_to_index
+    registered = tvm_ffi.get_global_func(REGISTERED_TYPE_KEYS)
+    original_lookup = TYPE_INDEX_LOOKUP.get()
     type_keys: set[str] = set()
 
     def look_up(type_key: str) -> int | None:
@@ -74,11 +72,11 @@ def fast_import() -> Iterator[None]:
             type_keys.update(registered())
         return original_lookup(type_key) if type_key in type_keys else None
 
-    core._object_type_key_to_index = look_up
+    TYPE_INDEX_LOOKUP.set(look_up)
     try:
         yield
     finally:
-        core._object_type_key_to_index = original_lookup
+        TYPE_INDEX_LOOKUP.set(original_lookup)
 
 
 @contextlib.contextmanager

@@ -15,12 +15,14 @@ from typing import Any
 
 from tvm_ffi import core
 
-_register = core._register_global_func
+from tvm_ipc.tvm_private_names import REGISTER_GLOBAL_FUNC, has_ffi_error, set_ffi_error
+
+_register = REGISTER_GLOBAL_FUNC.get()
 
 
 def install() -> None:
     """Wrap every Python function that is registered with the FFI from now on."""
-    core._register_global_func = _register_wrapped  # type: ignore[assignment]
+    REGISTER_GLOBAL_FUNC.set(_register_wrapped)
 
 
 def _register_wrapped(name: str, function: Any, override: bool) -> Any:
@@ -39,7 +41,7 @@ def _keep_error_text(function: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             kind, text = type(error).__name__, "\n".join(_lines(error))
             replacement = RuntimeError(text).with_traceback(error.__traceback__)
-            replacement.__tvm_ffi_error__ = core.Error(kind, text, "")  # type: ignore[attr-defined]
+            set_ffi_error(replacement, kind, text)
             raise replacement from None
 
     return wrapped
@@ -47,7 +49,7 @@ def _keep_error_text(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _survives_ffi(error: BaseException) -> bool:
     """Return whether the FFI passes on the type and the whole text of an exception."""
-    if hasattr(error, "__tvm_ffi_error__"):
+    if has_ffi_error(error):
         return True
     supported = type(error) in core.ERROR_TYPE_TO_NAME and not hasattr(error, "__notes__")
     try:

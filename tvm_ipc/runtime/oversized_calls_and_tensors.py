@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm.runtime import Tensor
 
 from tvm_ipc.runtime.references import DPackedFunc, DRef
+from tvm_ipc.tvm_private_names import tensor_view
 
 
 def call_in_chunks(
@@ -102,5 +103,5 @@ def tensor_over(array: np.ndarray[Any, Any]) -> Tensor:
     memory.of = array  # type: ignore[attr-defined]
     # NumPy exports no read-only arrays through DLPack, and few types.
     bytes_: np.ndarray[Any, Any] = np.frombuffer(memoryview(memory), np.uint8)
-    tensor: Tensor = tvm_ffi.from_dlpack(bytes_)._create_view(array.shape, array.dtype.name, 0)
+    tensor: Tensor = tensor_view(tvm_ffi.from_dlpack(bytes_), array.shape, array.dtype.name)
     return tensor

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import logging
 import os
 import threading
@@ -36,9 +35,25 @@ from tvm_ipc.runtime import (
     standard_fd_reservation,
 )
 from tvm_ipc.runtime.disco_processes import start_workers, wrap_main_loop
-from tvm_ipc.runtime.disco_session_liveness_and_errors import originals, usable
+from tvm_ipc.runtime.disco_session_liveness_and_errors import (
+    COPY_FROM_HOST,
+    COPY_TO_HOST,
+    LOOKUP,
+    originals,
+    usable,
+)
 from tvm_ipc.runtime.refuse_calls_from_own_workers import refuse_reentrant
 from tvm_ipc.runtime.wait_workers_joined_or_left import wait_for_exit, wait_for_workers
+from tvm_ipc.tvm_private_names import (
+    CREATE_PROCESS_POOL,
+    DISCO_CALLS,
+    DISCO_CONSTRUCTORS,
+    DISCO_INIT_CCL,
+    WORKER_MAIN_LOOP,
+    clear_ipc_memory_pool,
+    disco_api,
+    replace_global_func,
+)
 
 _log: Final = logging.getLogger("tvm_ipc.session")
 _native = tvm_ffi.get_global_func
@@ -49,9 +64,6 @@ _close = _native("tvm_ipc.session.close")
 _put = _native("tvm_ipc.session.put")
 _call_without_sigpipe = _native("tvm_ipc.call_without_sigpipe")
 
-_CONSTRUCTORS: Final = ("SessionThreaded", "SessionProcess", "SocketSession")
-
-
 #: The worker processes that this thread's current call of a constructor of Disco has started.
 _constructing = threading.local()
 
@@ -60,20 +72,18 @@ def patch() -> None:
     """Replace functions of Disco by those of this module; repeated calls do nothing."""
     if originals:
         return
-    api: Any = importlib.import_module("tvm.runtime.disco._ffi_api")
-    for name in _CONSTRUCTORS:
-        originals[name] = getattr(api, name)
-        setattr(api, name, _wrap_constructor(originals[name]))
-    for name, function in _PATCHED.items():
+    for constructor in DISCO_CONSTRUCTORS.values():
+        constructor.set(_wrap_constructor(constructor.get()))
+    for name, call in DISCO_CALLS.items():
         # These write to pipes and sockets. (The constructors start processes.)
-        originals[name] = functools.partial(_call_without_sigpipe, getattr(api, name))
-        setattr(api, name, function)
-    _replace("runtime.disco.create_process_pool", _create_process_pool)
+        originals[name] = functools.partial(_call_without_sigpipe, call.get())
+        call.set(_REPLACEMENTS[name])
+    replace_global_func(CREATE_PROCESS_POOL, _create_process_pool)
+    replace_global_func(WORKER_MAIN_LOOP, wrap_main_loop(_native(WORKER_MAIN_LOOP)))
     for backend in BACKENDS:
-        _replace(f"runtime.disco.{backend}.init_ccl", functools.partial(_start, backend))
-    main_loop = "runtime.disco.WorkerProcess"
-    _replace(main_loop, wrap_main_loop(_native(main_loop)))
-    disco.Session.init_ccl = _init_ccl
+        init_ccl = f"runtime.disco.{backend}.init_ccl"
+        replace_global_func(init_ccl, functools.partial(_start, backend))
+    DISCO_INIT_CCL.set(_init_ccl)
     os.register_at_fork(after_in_child=disco_session_liveness_and_errors.disown)
 
 
@@ -94,8 +104,8 @@ def init_ccl(
         ids = device_and_backend_assignment.of_workers("init_ccl", session.num_workers, device_ids)
     name = arguments.text("init_ccl: ccl", ccl, "the name of a backend")
     if name not in ("auto", *BACKENDS) and _native(f"runtime.disco.{name}.init_ccl", True):
-        disco._ffi_api.SessionInitCCL(session, name, ids)  # a backend of another library
-        session._clear_ipc_memory_pool()
+        disco_api().SessionInitCCL(session, name, ids)  # a backend of another library
+        clear_ipc_memory_pool(session)
         return
     if device is None:
         device = BACKENDS.get(name, "cpu")
@@ -125,10 +135,6 @@ def _start(
     state.guard(session)
 
 
-def _replace(name: str, function: Callable[..., Any]) -> None:
-    tvm_ffi.register_global_func(name, function, override=True)
-
-
 def _wrap_constructor(native: Any) -> Any:
     """Return a constructor of Disco that also records the session and its worker processes."""
 
@@ -146,7 +152,7 @@ def _get_global_func(session: Any, name: str) -> Any:
     state = usable(session)
     if not state.functions:
         return originals["SessionGetGlobalFunc"](session, name)
-    return state.call(session, state.functions[disco_session_liveness_and_errors.LOOKUP], name)
+    return state.call(session, state.functions[LOOKUP], name)
 
 
 def _call_packed(session: Any, code: int, register: int, function: Any, *args: Any) -> Any:
@@ -156,31 +162,17 @@ def _call_packed(session: Any, code: int, register: int, function: Any, *args: A
     return state.call(session, function, *args)
 
 
-def _copy_to_worker_0(session: Any, host: Any, remote: Any) -> None:
-    state = usable(session)
-    if not state.functions:
-        originals["SessionCopyToWorker0"](session, host, remote)
-    else:
-        state.call(
-            session,
-            state.functions[disco_session_liveness_and_errors.COPY_FROM_HOST],
-            _put(session, host),
-            0,
-            remote,
-        )
+def _copy(name: str, function: str, *rank: int) -> Callable[..., None]:
+    """Return a function that copies between a host array and worker 0."""
 
+    def copy(session: Any, host: Any, remote: Any) -> None:
+        state = usable(session)
+        if not state.functions:
+            originals[name](session, host, remote)
+        else:
+            state.call(session, state.functions[function], _put(session, host), *rank, remote)
 
-def _copy_from_worker_0(session: Any, host: Any, remote: Any) -> None:
-    state = usable(session)
-    if not state.functions:
-        originals["SessionCopyFromWorker0"](session, host, remote)
-    else:
-        state.call(
-            session,
-            state.functions[disco_session_liveness_and_errors.COPY_TO_HOST],
-            _put(session, host),
-            remote,
-        )
+    return copy
 
 
 def _sync_worker(session: Any, worker: int) -> None:
@@ -188,21 +180,16 @@ def _sync_worker(session: Any, worker: int) -> None:
     state.wait(session, worker, originals["SessionSyncWorker"], session, worker)
 
 
-def _get_from_remote(reference: Any, worker: int) -> Any:
-    session = _session_of(reference)
-    if session is None:
-        return originals["DRefDebugGetFromRemote"](reference, worker)
-    state = usable(session)
-    return state.wait(session, worker, originals["DRefDebugGetFromRemote"], reference, worker)
+def _debug(name: str) -> Callable[..., Any]:
+    """Return a function of a reference that waits for a worker."""
 
+    def call(reference: Any, worker: int, *value: Any) -> Any:
+        session = _session_of(reference)
+        if session is None:
+            return originals[name](reference, worker, *value)
+        return usable(session).wait(session, worker, originals[name], reference, worker, *value)
 
-def _copy_from(reference: Any, worker: int, value: Any) -> None:
-    session = _session_of(reference)
-    if session is None:
-        originals["DRefDebugCopyFrom"](reference, worker, value)
-        return
-    state = usable(session)
-    state.wait(session, worker, originals["DRefDebugCopyFrom"], reference, worker, value)
+    return call
 
 
 def _shutdown(session: Any) -> None:
@@ -216,14 +203,14 @@ def _shutdown(session: Any) -> None:
                 wait_for_exit(session)
 
 
-_PATCHED: Final[dict[str, Callable[..., Any]]] = {
+_REPLACEMENTS: Final[dict[str, Callable[..., Any]]] = {
     "SessionGetGlobalFunc": _get_global_func,
     "SessionCallPacked": _call_packed,
-    "SessionCopyToWorker0": _copy_to_worker_0,
-    "SessionCopyFromWorker0": _copy_from_worker_0,
+    "SessionCopyToWorker0": _copy("SessionCopyToWorker0", COPY_FROM_HOST, 0),
+    "SessionCopyFromWorker0": _copy("SessionCopyFromWorker0", COPY_TO_HOST),
     "SessionSyncWorker": _sync_worker,
-    "DRefDebugGetFromRemote": _get_from_remote,
-    "DRefDebugCopyFrom": _copy_from,
+    "DRefDebugGetFromRemote": _debug("DRefDebugGetFromRemote"),
+    "DRefDebugCopyFrom": _debug("DRefDebugCopyFrom"),
     "SessionShutdown": _shutdown,
 }
 
@@ -236,7 +223,7 @@ def _create_process_pool(
 
     def serve(worker_id: int) -> Any:
         if worker_id != 0:
-            return tvm_ffi.Shape(workers[worker_id - 1].start())
+            return tvm_ffi.Shape(workers[worker_id - 1].pipes or ())
         for worker in workers:
             worker.close()
         disco_session_liveness_and_errors.forget(workers)

@@ -9,25 +9,21 @@ import itertools
 import os
 import select
 import subprocess
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import tvm_ffi
 
 from tvm_ipc.runtime.start_child_process import (
-    OWN_GROUP,
+    WORKER_PROGRAM,
     ChildProcess,
+    end_within,
     import_path,
     passed,
-    python_with_path,
+    start_python,
 )
 from tvm_ipc.runtime.worker_pool_interface import Pool
 
-_MAIN = """
-from tvm_ipc.runtime.worker import main
-main(*map(int, sys.argv[1:]))
-"""
 _keep_from_children = tvm_ffi.get_global_func("tvm_ipc.keep_from_children")
 _close_kept = tvm_ffi.get_global_func("tvm_ipc.close_kept")
 _keys = itertools.count()
@@ -60,6 +56,44 @@ def any_hung_up(descriptors: Iterable[int]) -> bool:
     return bool(poll.poll(0))
 
 
+def start_worker(
+    program: str, *arguments: object, path: int, **options: Any
+) -> tuple[ChildProcess, int, int, int]:
+    """Start a process with one pipe from it and one pipe to it.
+
+    Returns the process, the descriptor to read from it, both ends of the pipe to it, first the end
+    that it reads from. The other end of the first pipe is closed.
+
+    Parameters
+    ----------
+    program : a program text. Its last arguments are its own ends of the pipes.
+    path, options : as for `start_python`.
+    """
+    with contextlib.ExitStack() as undo:
+        reply_read, reply_write = _pipe(undo)
+        command_read, command_write = _pipe(undo)
+        process = start_python(
+            program,
+            *arguments,
+            command_read,
+            reply_write,
+            path=path,
+            files=(command_read, reply_write),
+            **options,
+        )
+        undo.pop_all()
+    os.close(reply_write)
+    _keep_from_children(reply_read)
+    return process, reply_read, command_read, command_write
+
+
+def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        undo.callback(os.close, end)
+    return ends
+
+
 class ProcessPool(Pool):
     """Workers 1 to n - 1 of one session; worker 0 is a thread of the controller.
 
@@ -71,7 +105,6 @@ class ProcessPool(Pool):
     def __init__(self, num_workers: int, num_groups: int, environment: dict[str, str]) -> None:
         self.key = new_key()
         self.processes: dict[int, ChildProcess] = {}
-        self._environment = environment
         #: The descriptors to read from each worker and to write to it.
         self._pipes: dict[int, tuple[int, int]] = {}
         # Opened in advance: the process may be out of descriptors when `mute` is called.
@@ -80,7 +113,18 @@ class ProcessPool(Pool):
         try:
             with passed(import_path()) as path:
                 for worker_id in range(1, num_workers):
-                    self._start(worker_id, num_workers, num_groups, path)
+                    process, reply_read, command_read, command_write = start_worker(
+                        WORKER_PROGRAM,
+                        worker_id,
+                        num_workers,
+                        num_groups,
+                        path=path,
+                        env=environment,
+                    )
+                    os.close(command_read)
+                    _keep_from_children(command_write)
+                    self.processes[worker_id] = process
+                    self._pipes[worker_id] = (reply_read, command_write)
         except BaseException:
             self.kill()
             self.join(0.0)
@@ -100,44 +144,9 @@ class ProcessPool(Pool):
         """Return the descriptors to read from a worker and to write to it."""
         return self._pipes[worker_id]
 
-    def _start(self, worker_id: int, num_workers: int, num_groups: int, path: int) -> None:
-        reply_read, reply_write = os.pipe()
-        try:
-            command_read, command_write = os.pipe()
-        except OSError:
-            os.close(reply_read)
-            os.close(reply_write)
-            raise
-        self._pipes[worker_id] = (reply_read, command_write)
-        for descriptor in self._pipes[worker_id]:
-            _keep_from_children(descriptor)
-        arguments = (worker_id, num_workers, num_groups, command_read, reply_write)
-        try:
-            self.processes[worker_id] = ChildProcess(
-                python_with_path(path, _MAIN, *arguments),
-                env=self._environment,
-                pass_fds=(command_read, reply_write, path),
-                stdin=subprocess.DEVNULL,
-                **OWN_GROUP,
-            )
-        finally:
-            os.close(command_read)
-            os.close(reply_write)
-
-    def check(self) -> None:
-        """Do nothing: workers need no other process."""
-
     def hung_up(self) -> bool:
         """Return whether the process at the other end of a pipe has ended."""
         return any_hung_up(command_write for _, command_write in self._pipes.values())
-
-    def alarming(self) -> bool:
-        """Return False: workers need no other process."""
-        return False
-
-    def cause(self) -> tuple[str, tuple[int, ...]] | None:
-        """Return None: only exit codes exist."""
-        return None
 
     def ended(self, wait: Iterable[int] = ()) -> dict[int, int]:
         """Return the exit codes of the workers that have ended; wait for some ranks, briefly."""
@@ -155,21 +164,12 @@ class ProcessPool(Pool):
 
     def join(self, seconds: float) -> None:
         """Wait for all workers to end; kill those that take longer."""
-        deadline = time.monotonic() + seconds
-        for process in self.processes.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end_within(seconds, self.processes.values())
 
     def mute(self) -> None:
         """Discard what Disco still writes: a write to a dead worker's pipe would throw."""
         for _, command_write in self._pipes.values():
             os.dup2(self._null_device, command_write, inheritable=False)
-
-    def finish(self, seconds: float | None = None) -> None:
-        """Do nothing: there are no other processes."""
 
     def forget(self) -> None:
         """Close the pipes; Disco calls this when its session object ends."""

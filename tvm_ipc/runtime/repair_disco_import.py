@@ -17,19 +17,16 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from tvm_ipc.runtime import shared_libraries
-
-_MODULE: Final = "tvm.runtime.disco"
-_SUBMODULES: Final = ("_ffi_api", "process_pool", "session")
-_CLASSES: Final = ("DRef", "Session", "ThreadedSession", "ProcessSession", "SocketSession")
-#: Python functions of Disco that its controller or its workers look up by name.
-_FUNCTIONS: Final = (
-    "runtime.disco.create_process_pool",
-    "runtime.disco.create_socket_session_local_workers",
-    "runtime.disco._configure_structlog",
-    "runtime.disco._import_python_module",
+from tvm_ipc.tvm_private_names import (
+    DISCO_CLASSES,
+    DISCO_FUNCTIONS,
+    DISCO_PACKAGE,
+    DISCO_SUBMODULES,
+    disco_api,
+    has_native_type,
 )
 
 _log: Final = logging.getLogger(__name__)
@@ -82,21 +79,21 @@ def _import_disco() -> bool:
 
     if getattr(tvm.runtime, "disco", None) is not None:
         return False
-    disco = importlib.import_module(_MODULE)
-    for name in _SUBMODULES:
+    package = importlib.import_module("tvm.runtime.disco")
+    for submodule in DISCO_SUBMODULES:
         # Submodules of the failed import are in sys.modules, but not yet attributes.
-        setattr(disco, name, importlib.import_module(f"{_MODULE}.{name}"))
-    tvm.runtime.disco = disco
+        submodule.set(importlib.import_module(f"{submodule.module}.{submodule.name}"))
+    DISCO_PACKAGE.set(package)
     return True
 
 
 def _fill_ffi_api() -> bool:
     import tvm_ffi
 
-    ffi_api: Any = importlib.import_module(f"{_MODULE}._ffi_api")
-    if hasattr(ffi_api, "SessionThreaded"):
+    api = disco_api()
+    if hasattr(api, "SessionThreaded"):
         return False
-    tvm_ffi.init_ffi_api("runtime.disco", ffi_api.__name__)
+    tvm_ffi.init_ffi_api("runtime.disco", api.__name__)
     return True
 
 
@@ -105,9 +102,7 @@ def _bind_classes() -> bool:
     from tvm.runtime import disco
 
     unbound = [
-        cls
-        for cls in (getattr(disco, name) for name in _CLASSES)
-        if "__tvm_ffi_type_info__" not in vars(cls)
+        cls for cls in (getattr(disco, name) for name in DISCO_CLASSES) if not has_native_type(cls)
     ]
     for cls in unbound:
         tvm_ffi.register_object(f"runtime.disco.{cls.__name__}")(cls)
@@ -118,5 +113,7 @@ def _missing_functions() -> list[str]:
     import tvm_ffi
 
     return [
-        name for name in _FUNCTIONS if tvm_ffi.get_global_func(name, allow_missing=True) is None
+        name
+        for name in DISCO_FUNCTIONS
+        if tvm_ffi.get_global_func(name, allow_missing=True) is None
     ]

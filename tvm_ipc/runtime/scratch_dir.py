@@ -23,7 +23,8 @@ from typing import Final
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime.defer_sigint import defer_sigint
 
-_PREFIX: Final = "tvm_ipc_session-"
+#: The beginning of the names of all folders.
+PREFIX: Final = "tvm_ipc_session-"
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: How often a folder is created again because another process has removed it.
 _ATTEMPTS: Final = 100
@@ -36,9 +37,15 @@ _BATCH: Final = 64
 
 
 class ScratchDir:
-    """A temporary folder that is created on first use."""
+    """A temporary folder that is created on first use.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    parent : the folder that it is created in; by default the system's for temporary files.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        self._parent = parent
         self._path: Path | None = None
         self._lock = -1
 
@@ -57,7 +64,7 @@ class ScratchDir:
 
     def _create(self) -> None:
         for _ in range(_ATTEMPTS):
-            path = tempfile.mkdtemp(prefix=_PREFIX)
+            path = tempfile.mkdtemp(prefix=PREFIX, dir=self._parent)
             try:
                 self._lock, self._path = _lock(path), Path(path)
                 return
@@ -86,18 +93,22 @@ class ScratchDir:
             os.close(self._lock)
 
 
-def remove_orphans(seconds: float = _SEARCH_SECONDS) -> None:
+def remove_orphans(parent: Path | None = None) -> None:
     """Remove folders of this user whose processes have ended, as many as the time allows.
 
-    Later calls remove the rest. If the temporary directory has more entries than can be listed in
-    half of the time, the search covers those that the system lists first.
+    Later calls remove the rest. If the parent folder has more entries than can be listed in half of
+    the time, the search covers those that the system lists first.
+
+    Parameters
+    ----------
+    parent : the folder to search; by default the system's for temporary files.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _SEARCH_SECONDS
     paths: list[str] = []
-    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+    with contextlib.suppress(OSError), os.scandir(parent or tempfile.gettempdir()) as entries:
         while batch := list(itertools.islice(entries, _BATCH)):
-            paths += [entry.path for entry in batch if entry.name.startswith(_PREFIX)]
-            if time.monotonic() > deadline - seconds / 2:
+            paths += [entry.path for entry in batch if entry.name.startswith(PREFIX)]
+            if time.monotonic() > deadline - _SEARCH_SECONDS / 2:
                 break
     random.shuffle(paths)  # otherwise folders in use could always come first
     for path in paths:

@@ -28,6 +28,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import tvm_ffi
@@ -49,6 +50,7 @@ from tvm_ipc.runtime.references import DPackedFunc, DRef
 from tvm_ipc.runtime.refuse_calls_from_own_workers import refuse_reentrant
 from tvm_ipc.runtime.start_child_process import describe_exit_code
 from tvm_ipc.runtime.wait_workers_joined_or_left import SLICE_SECONDS
+from tvm_ipc.runtime.worker_error_reports import rank_errors
 from tvm_ipc.runtime.worker_pool_interface import Pool
 
 _log: Final = logging.getLogger("tvm_ipc.session")
@@ -304,7 +306,7 @@ class CommandDispatcher:
             if time.monotonic() > deadline:
                 self._raise_deadline(ticket)
         report = json.loads(_native_report(self.session))
-        errors = causes(RankError(**error) for error in report["errors"])
+        errors = causes(rank_errors(report["errors"]))
         if report["dead"] or report["left"]:
             self._raise_worker_died(describe(e for e in errors if e.kind != "PeerError"))
         if not errors:
@@ -356,7 +358,7 @@ class CommandDispatcher:
         late_ranks = ", ".join(f"rank {rank} (pid {self.pids[rank]})" for rank in late)
         sentences = [f"{late_ranks or 'a worker'} did not answer within {self.timeout:g} s"]
         # Without tracebacks: the cause is the rank that did not answer.
-        errors = [RankError(**{**error, "traceback": ""}) for error in report["errors"]]
+        errors = [replace(error, traceback="") for error in rank_errors(report["errors"])]
         sentences += [describe(errors)] if errors else []
         sentences.append("the session is no longer usable; a longer timeout may be what it needs")
         self._fail(lambda: DeadlineError("; ".join(sentences)))

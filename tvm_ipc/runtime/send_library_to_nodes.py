@@ -19,6 +19,7 @@ import tvm_ffi
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import config
+from tvm_ipc.tvm_private_names import LOAD_VM_MODULE
 
 _BLOCK: Final = 1 << 20
 
@@ -98,4 +99,4 @@ def _load_library(path: str, digest: str, device: Any) -> Any:
     library = _find_library(path, digest)
     if library is None:
         raise IPCError(f"{path} was sent to this node, and is not there, or not as it was sent")
-    return tvm_ffi.get_global_func("runtime.disco.load_vm_module")(str(library), device)
+    return tvm_ffi.get_global_func(LOAD_VM_MODULE)(str(library), device)

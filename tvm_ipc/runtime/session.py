@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import tvm_ffi
 from tvm.runtime import Tensor, disco
 
 from tvm_ipc import arguments
 from tvm_ipc.html_tables import html_table
 from tvm_ipc.packed_functions import BACKENDS, MODULE_CHECK
+from tvm_ipc.packed_functions.generate_collective_functions import define_session_methods
 from tvm_ipc.runtime import (
     device_and_backend_assignment,
     log,
     standard_fd_reservation,
 )
-from tvm_ipc.runtime.collectives import Collectives, flatten_parts, reduction_kind
+from tvm_ipc.runtime.collectives import Collectives
 from tvm_ipc.runtime.defer_sigint import defer_sigint
 from tvm_ipc.runtime.export_library import library_of
 from tvm_ipc.runtime.references import DModule, DPackedFunc, DRef
@@ -32,6 +32,7 @@ from tvm_ipc.runtime.session_start import SessionStart, StartOptions
 from tvm_ipc.runtime.shutdown import Shutdown
 from tvm_ipc.runtime.team import Team
 from tvm_ipc.runtime.value_transfer import Values, value_keys
+from tvm_ipc.tvm_private_names import IMPORT_PYTHON_MODULE, LOAD_VM_MODULE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,7 +40,15 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("tvm_ipc.session")
 
 
-class Session(disco.Session):  # type: ignore[misc]
+if TYPE_CHECKING:
+    from tvm_ipc.packed_functions.generated_collective_functions import SessionCollectives
+else:
+    SessionCollectives = define_session_methods(
+        {"__name__": __name__, "DRef": DRef, "Sequence": Sequence, "Team": Team}
+    )
+
+
+class Session(SessionCollectives, disco.Session):  # type: ignore[misc]
     """A Disco session whose workers share memory, and whose errors are Python exceptions.
 
     All methods of Disco's sessions are supported. Commands are asynchronous. An error is raised by
@@ -217,7 +226,8 @@ class Session(disco.Session):  # type: ignore[misc]
         ----------
         func : a function from `get_global_func` or from a module.
         *args : numbers, texts, shapes, element types, devices and references. Arrays are sent to
-            every worker, as `put` does.
+            every worker, as `put` does. Lists and tuples that contain references or arrays are made
+            tuples of the virtual machine, as `tuple` does.
         """
         return self._values.call(func, *args)
 
@@ -225,7 +235,7 @@ class Session(disco.Session):  # type: ignore[misc]
         """Import the module `module_name` in every worker, to register the functions it defines."""
         expected = "the name of a module as in an import statement"
         arguments.text("import_python_module: module_name", module_name, expected)
-        self._get_cached_method("runtime.disco._import_python_module")(module_name)
+        self._get_cached_method(IMPORT_PYTHON_MODULE)(module_name)
 
     def load_vm_module(self, path: Any, device: Any = None) -> DModule:
         """Load a compiled module in every worker, and return a reference to it.
@@ -245,7 +255,7 @@ class Session(disco.Session):  # type: ignore[misc]
         )
         _log.debug("%s: loads %s", self._dispatcher.name, library)
         if self._nodes is None:
-            load = self._get_cached_method("runtime.disco.load_vm_module")
+            load = self._get_cached_method(LOAD_VM_MODULE)
             module = DModule.of(load(str(library), device))
         else:
             digest = distribute_module(self, library, self._nodes.first_ranks)
@@ -335,6 +345,30 @@ class Session(disco.Session):  # type: ignore[misc]
         """Return a copy of the value of `reference` on worker `rank`, after earlier commands."""
         return self._values.get(reference, rank)
 
+    def tuple(self, fields: Sequence[Any]) -> DRef:
+        """Make a tuple of the virtual machine on every worker, and return a reference to it.
+
+        Compiled functions take it for a parameter of type `R.Tuple`, such as packed parameters.
+        A call also makes tuples of lists that you pass to it. To pass the same tuple often, make it
+        once.
+
+        Parameters
+        ----------
+        fields : a list or tuple of references, arrays and other values that calls take. Lists and
+            tuples in it become tuples too. Arrays are sent to every worker, as `put` does.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import tvm_ipc
+        >>> with tvm_ipc.Session(2) as session:
+        ...     weights = session.tuple([session.put(np.ones(3)), session.scatter(np.eye(2))])
+        ...     second = session.get_global_func("vm.builtin.tuple_getitem")(weights, 1)
+        ...     session.get(second, rank=1).tolist()
+        [0.0, 1.0]
+        """
+        return self._values.tuple_of("tuple: fields", fields)
+
     def empty(
         self,
         shape: Sequence[int],
@@ -406,157 +440,6 @@ class Session(disco.Session):  # type: ignore[misc]
         """Copy `src[i]` to worker i, into `dst` or a new tensor, and return that."""
         host = host_tensor("scatter: src", src)
         return self._values.scatter(host, dst, self._collectives.scope("scatter", in_group, team))
-
-    def broadcast_from_worker0(
-        self,
-        src: DRef,
-        dst: DRef,
-        in_group: bool = True,
-        *,
-        team: Team | None = None,
-    ) -> None:
-        """Copy the first worker's `src` to every worker's `dst`."""
-        scope = self._collectives.scope("broadcast_from_worker0", in_group, team)
-        self._collectives.run("broadcast_from_worker0", {"src": src, "dst": dst}, scope)
-
-    def scatter_from_worker0(
-        self,
-        from_array: DRef,
-        to_array: DRef,
-        in_group: bool = True,
-        *,
-        team: Team | None = None,
-    ) -> None:
-        """Copy row i of the first worker's `from_array` to worker i's `to_array`."""
-        scope = self._collectives.scope("scatter_from_worker0", in_group, team)
-        arrays: dict[str, object] = {"from_array": from_array, "to_array": to_array}
-        self._collectives.run("scatter_from_worker0", arrays, scope)
-
-    def gather_to_worker0(
-        self,
-        from_array: DRef,
-        to_array: DRef | None = None,
-        in_group: bool = True,
-        *,
-        team: Team | None = None,
-    ) -> DRef:
-        """Concatenate all workers' `from_array` in the first worker's `to_array`, and return it.
-
-        A new tensor is the concatenation along the first axis. Only the first worker has it.
-        """
-        scope = self._collectives.scope("gather_to_worker0", in_group, team)
-        arrays: dict[str, object] = {"from_array": from_array, "to_array": to_array}
-        return self._collectives.run("gather_to_worker0", arrays, scope, root=0)
-
-    def allgather(
-        self,
-        src: DRef,
-        dst: DRef | None = None,
-        in_group: bool = True,
-        *,
-        team: Team | None = None,
-    ) -> DRef:
-        """Concatenate all workers' `src` in every worker's `dst`, and return it.
-
-        A new tensor is the concatenation along the first axis.
-        """
-        scope = self._collectives.scope("allgather", in_group, team)
-        return self._collectives.run("allgather", {"src": src, "dst": dst}, scope)
-
-    def allreduce(
-        self,
-        src: DRef,
-        dst: DRef | None = None,
-        op: str = "sum",
-        in_group: bool = True,
-        *,
-        team: Team | None = None,
-    ) -> DRef:
-        """Reduce all workers' `src` into every worker's `dst`, and return it.
-
-        Parameters
-        ----------
-        op : "sum", "prod", "min", "max" or "avg".
-        """
-        scope = self._collectives.scope("allreduce", in_group, team)
-        kind = reduction_kind("allreduce: op", op)
-        return self._collectives.run("allreduce", {"src": src, "dst": dst}, scope, kind)
-
-    def reduce(
-        self,
-        src: DRef,
-        dst: DRef | None = None,
-        op: str = "sum",
-        root: int = 0,
-        in_group: bool = True,
-        *,
-        team: Team | None = None,
-    ) -> DRef:
-        """Reduce all workers' `src` into one worker's `dst`, and return it.
-
-        The result has the same bits as that of `allreduce`. A new tensor is allocated only on the
-        root.
-
-        Parameters
-        ----------
-        op : "sum", "prod", "min", "max" or "avg".
-        root : the index, in its group or team, of the worker that gets the result.
-        """
-        scope = self._collectives.scope("reduce", in_group, team)
-        kind = reduction_kind("reduce: op", op)
-        index = self._collectives.rank("reduce: root", root)
-        operands = {"src": src, "dst": dst}
-        return self._collectives.run_own("reduce", operands, scope, kind, index, root=index)
-
-    def reduce_scatter(
-        self,
-        src: DRef,
-        dst: DRef | None = None,
-        op: str = "sum",
-        in_group: bool = True,
-        *,
-        team: Team | None = None,
-    ) -> DRef:
-        """Reduce all workers' `src`, give each worker's `dst` one slice, and return `dst`.
-
-        The reduction is split into one equal slice for each worker. Worker i gets slice i, with the
-        same bits as from `allreduce`. `dst` may be slice i of the worker's own `src`. Without
-        `dst`, `src` is split along its first axis, and the extent of that axis must be a multiple
-        of the number of workers.
-
-        Parameters
-        ----------
-        op : "sum", "prod", "min", "max" or "avg".
-        """
-        scope = self._collectives.scope("reduce_scatter", in_group, team)
-        kind = reduction_kind("reduce_scatter: op", op)
-        return self._collectives.run_own("reduce_scatter", {"src": src, "dst": dst}, scope, kind)
-
-    def all_to_all(
-        self,
-        src: DRef,
-        dst: DRef | None = None,
-        in_group: bool = True,
-        parts: Sequence[Sequence[int]] | None = None,
-        *,
-        team: Team | None = None,
-    ) -> DRef:
-        """Copy part j of worker i's `src` to part i of worker j's `dst`, and return `dst`.
-
-        `src` and `dst` must not share memory. A new tensor has the shape of `src`; if you pass
-        `parts`, it is one-dimensional instead.
-
-        Parameters
-        ----------
-        parts : `parts[i][j]` is the number of elements that worker i sends to worker j, by their
-            indices in the group or team; None if all parts are equal.
-        """
-        scope = self._collectives.scope("all_to_all", in_group, team)
-        counts = flatten_parts("all_to_all: parts", parts)
-        operands = {"src": src, "dst": dst}
-        return self._collectives.run_own(
-            "all_to_all", operands, scope, tvm_ffi.Shape(counts), parts=counts
-        )
 
     def emulate_link(
         self, latency: float = 0.0, bandwidth: float = 0.0, jitter: float = 0.0

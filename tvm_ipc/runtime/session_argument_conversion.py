@@ -35,6 +35,10 @@ def host_tensor(name: str, value: object) -> Tensor:
         raise arguments.wrong_type(
             name, "an array of the controller, which session.get returns of a reference", value
         )
+    if isinstance(value, (list, tuple)) and any(isinstance(one, disco.DRef) for one in value):
+        raise arguments.wrong_type(
+            name, f"{_ARRAY}; session.tuple makes a tuple of references", value
+        )
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise ValueError(
             f"{name} has masked elements, which tensors do not have; pass array.filled(number)"

@@ -3,29 +3,29 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import tvm_ffi
-from tvm.runtime import disco
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import IPCError
 from tvm_ipc.packed_functions import BACKENDS, MAX_WORKERS, backend_of_nodes
-from tvm_ipc.runtime import config, device_and_backend_assignment, worker_pool_interface
+from tvm_ipc.runtime import config, device_and_backend_assignment, startup_hooks
 from tvm_ipc.runtime.process_pool import ProcessPool
 from tvm_ipc.runtime.scratch_dir import remove_orphans
 from tvm_ipc.runtime.send_commands_and_raise_errors import CommandDispatcher
 from tvm_ipc.runtime.shutdown import Shutdown, end_unfinished
 from tvm_ipc.runtime.wait_workers_joined_or_left import wait_for_workers
-from tvm_ipc.runtime.worker_pool_interface import Hosts, PoolOfNodes, PoolRequest
+from tvm_ipc.runtime.worker_pool_interface import Hosts, Pool, PoolOfNodes, PoolRequest
+from tvm_ipc.tvm_private_names import disco_api
 
 _log: Final = logging.getLogger("tvm_ipc.session")
-_disco_api: Any = disco._ffi_api
+_disco_api: Any = disco_api()
 _native_open = tvm_ffi.get_global_func("tvm_ipc.session.open")
 _native_info = tvm_ffi.get_global_func("tvm_ipc.native_info")
 #: The function that Disco calls for a pool of worker processes.
@@ -83,7 +83,8 @@ class StartOptions:
         node_hosts: Hosts | None = None
         machines: list[int] | None = None
         if hosts is not None:
-            node_hosts = worker_pool_interface.node_pool_factory("Session: hosts", hosts, workers)
+            reader = importlib.import_module(startup_hooks.hosts_module)
+            node_hosts = reader.read("Session: hosts", hosts, workers)
             backend = _backend_between_nodes(threads, device, backend)
             machines = node_hosts.machines(workers)
         assignment = device_and_backend_assignment.assign_devices(
@@ -150,10 +151,7 @@ class SessionStart:
         """Start the workers, and wait until all of them have joined the session."""
         dispatcher = self._dispatcher
         try:
-            if self._options.hosts is None:
-                self._start_on_this_machine()
-            else:
-                self._start_on_nodes(self._options.hosts)
+            self._run(time.monotonic())
         except BaseException as error:
             dispatcher.unusable_reason = (
                 dispatcher.unusable_reason or f"it could not start: {error}"
@@ -165,92 +163,88 @@ class SessionStart:
         """Make `run` end soon, with an error."""
         self._dispatcher.unusable_reason = "its start was interrupted"
 
-    def _start_on_this_machine(self) -> None:
-        options, dispatcher = self._options, self._dispatcher
+    def _run(self, begin: float) -> None:
+        options, dispatcher, session = self._options, self._dispatcher, self._session
         end_unfinished()
         threads_each = config.threads_per_worker(options.num_workers)
-        dispatcher.max_unread_bytes = _THREAD_UNREAD_BYTES
-        pool = None
-        if options.processes:
-            environment = config.worker_environment(threads_each, options.compiler)
-            try:
-                dispatcher.pool = pool = ProcessPool(*options.shape, environment)
-            except OSError as error:
-                raise IPCError(f"the session cannot start its workers: {error}") from error
-            dispatcher.max_unread_bytes = pool.room()
+        dispatcher.pool = pool = self._start_workers(threads_each)
         remove_orphans()  # while the workers load TVM
+        if self.nodes is not None:
+            threads_each = self.nodes.threads
         self._log_start(threads_each)
         if pool is None:
+            room = _THREAD_UNREAD_BYTES
             create: tuple[Any, ...] = (_disco_api.SessionThreaded, *options.shape)
         else:
+            room = pool.room()
             create = (_disco_api.SessionProcess, *options.shape, _POOL_FUNCTION, pool.key)
-        self._session.__init_handle_by_constructor__(*create)
+        dispatcher.max_unread_bytes = room
+        session.__init_handle_by_constructor__(*create)
         self._shutdown.disco_started = True
-        limits = (
-            options.settings.timeout,
-            options.settings.arena_limit or 0,
-            dispatcher.max_unread_bytes,
-        )
-        assignment = options.assignment
-        self._wait_until_joined(
-            lambda: _native_open(
-                self._session, assignment.backend, assignment.otherwise, assignment.ids, *limits
-            ),
-            threads_each,
-        )
-
-    def _start_on_nodes(self, hosts: Hosts) -> None:
-        options, dispatcher = self._options, self._dispatcher
-        begin = time.monotonic()
-        end_unfinished()
-        remove_orphans()
-        _log.info("%s: starts agents on %s", dispatcher.name, hosts)
-        request = PoolRequest(
-            options.shape,
-            options.assignment.backend,
-            options.settings,
-            options.compiler,
-            options.flat,
-            dispatcher.check_usable,
-        )
-        dispatcher.pool = self.nodes = pool = hosts.start(request)
-        dispatcher.max_unread_bytes = pool.room()
-        self._log_start(pool.threads)
-        self._session.__init_handle_by_constructor__(
-            _disco_api.SessionProcess, *options.shape, _POOL_FUNCTION, pool.key
-        )
-        self._shutdown.disco_started = True
-        limits = options.settings.timeout, dispatcher.max_unread_bytes
-        self._wait_until_joined(
-            lambda: pool.open(self._session, options.assignment.ids, *limits), pool.threads, begin
-        )
-
-    def _wait_until_joined(
-        self, invite: Callable[[], None], threads_each: int, begin: float | None = None
-    ) -> None:
-        """Invite the workers, and wait for them; `begin` is the time when the start began."""
-        session, dispatcher, nodes = self._session, self._dispatcher, self.nodes
         try:
-            invite()
+            self._invite(room)
         except (RuntimeError, MemoryError) as error:
-            pool = dispatcher.pool
             if pool is None or not pool.hung_up():
                 raise IPCError(f"the session cannot start: {error}") from error
             # A worker has ended; the wait below reports which.
             _log.debug("%s: the workers could not be invited", dispatcher.name, exc_info=True)
-        describe_node = (
-            (lambda _: "") if nodes is None else (lambda rank: f" of {nodes.where(rank)}")
-        )
-        fallback_backend = wait_for_workers(
-            session, dispatcher.name, self._exit_codes, describe_node, begin
-        )
-        self.backend = fallback_backend or self.backend
+        self._wait_until_joined(begin)
         dispatcher.start()
         dispatcher.function("tvm_ipc.worker.set_threads")(threads_each)
         dispatcher.sync()
         if self.backend == "cuda":
             self._describe_memory()
         _log.info("%s: all workers are ready", dispatcher.name)
+
+    def _start_workers(self, threads_each: int) -> Pool | None:
+        """Start the worker processes; return None if the workers are threads."""
+        options, dispatcher = self._options, self._dispatcher
+        if options.hosts is not None:
+            _log.info("%s: starts agents on %s", dispatcher.name, options.hosts)
+            request = PoolRequest(
+                options.shape,
+                options.assignment.backend,
+                options.settings,
+                options.compiler,
+                options.flat,
+                dispatcher.check_usable,
+            )
+            self.nodes = options.hosts.start(request)
+            return self.nodes
+        if not options.processes:
+            return None
+        environment = config.worker_environment(threads_each, options.compiler)
+        try:
+            return ProcessPool(*options.shape, environment)
+        except OSError as error:
+            raise IPCError(f"the session cannot start its workers: {error}") from error
+
+    def _invite(self, room: int) -> None:
+        """Open the session server, and invite the workers."""
+        settings, assignment = self._options.settings, self._options.assignment
+        if self.nodes is not None:
+            self.nodes.open(self._session, assignment.ids, settings.timeout, room)
+            return
+        _native_open(
+            self._session,
+            assignment.backend,
+            assignment.otherwise,
+            assignment.ids,
+            settings.timeout,
+            settings.arena_limit or 0,
+            room,
+        )
+
+    def _wait_until_joined(self, begin: float) -> None:
+        """Wait for the workers, and note which backend connects them."""
+        nodes = self.nodes
+        describe_node = (
+            (lambda _: "") if nodes is None else (lambda rank: f" of {nodes.where(rank)}")
+        )
+        fallback_backend = wait_for_workers(
+            self._session, self._dispatcher.name, self._exit_codes, describe_node, begin
+        )
+        self.backend = fallback_backend or self.backend
 
     def _exit_codes(self) -> dict[int, int]:
         """Return the exit codes of workers that have ended; raise if the start cannot go on."""

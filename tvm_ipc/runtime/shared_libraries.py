@@ -24,6 +24,7 @@ from tvm_ipc.errors import DeadlineError, LibraryError, MismatchError, PeerError
 from tvm_ipc.packed_functions import LIBRARIES
 from tvm_ipc.pip_install_commands import DISTRIBUTION, INSTALL, REINSTALL, install_extra
 from tvm_ipc.runtime.config import Config
+from tvm_ipc.tvm_private_names import loaded_libraries
 
 _REINSTALL_TVM: Final = "Try `pip install --force-reinstall --no-deps apache-tvm`."
 _LIBRARY_NAME: Final = "libtvm_ipc.so"
@@ -111,7 +112,7 @@ def load() -> Path:
 
 def load_extra() -> bool:
     """Load TVM's `libtvm_runtime_extra`; return whether TVM had not loaded it."""
-    loaded = _loaded_libraries()
+    loaded = loaded_libraries()
     with _lock:
         if "tvm_runtime_extra" in loaded:
             return False
@@ -140,7 +141,7 @@ def require_cuda() -> None:
         The library cannot be loaded; the message names the package to install.
     """
     outcome = load_cuda()
-    if "tvm_runtime_cuda" not in _loaded_libraries():
+    if "tvm_runtime_cuda" not in loaded_libraries():
         raise LibraryError(f"TVM's library for GPUs, libtvm_runtime_cuda.so, is {outcome}")
     _log.debug("CUDA library of TVM: %s", outcome)
 
@@ -152,7 +153,7 @@ def load_cuda() -> str:
     `nvidia-cuda-runtime` is loaded first.
     """
     global _cuda
-    loaded = _loaded_libraries()
+    loaded = loaded_libraries()
     with _lock:
         if _cuda is None:
             _cuda = "loaded by TVM" if "tvm_runtime_cuda" in loaded else _load_cuda(loaded)
@@ -219,7 +220,7 @@ def _load_native() -> Path:
             f"the native library of tvm_ipc is missing: looked for {searched}. Run {INSTALL}."
         )
     try:
-        _loaded_libraries()["tvm_ipc"] = ctypes.CDLL(str(path), ctypes.RTLD_LOCAL)
+        loaded_libraries()["tvm_ipc"] = ctypes.CDLL(str(path), ctypes.RTLD_LOCAL)
     except OSError as error:
         raise LibraryError(
             f"the native library of tvm_ipc cannot be loaded: {error}. "
@@ -264,15 +265,7 @@ def _load_tvm_library(name: str) -> ctypes.CDLL:
 
 
 def _tvm_library_directory() -> Path:
-    return Path(_loaded_libraries()["tvm_runtime"]._name).resolve().parent
-
-
-def _loaded_libraries() -> dict[str, Any]:
-    """Return TVM's table of loaded libraries by name, which extensions share."""
-    import tvm.base
-
-    table: dict[str, Any] = tvm.base._LOADED_LIBS
-    return table
+    return Path(loaded_libraries()["tvm_runtime"]._name).resolve().parent
 
 
 def _installed(package: str) -> str | None:

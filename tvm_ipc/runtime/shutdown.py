@@ -18,7 +18,6 @@ import weakref
 from typing import Any, Final
 
 import tvm_ffi
-from tvm.runtime import disco
 
 from tvm_ipc.errors import RankError, SessionClosedError
 from tvm_ipc.runtime.defer_sigint import defer_sigint
@@ -30,9 +29,11 @@ from tvm_ipc.runtime.refuse_calls_from_own_workers import is_reentrant, refuse_r
 from tvm_ipc.runtime.scratch_dir import ScratchDir
 from tvm_ipc.runtime.send_commands_and_raise_errors import CommandDispatcher
 from tvm_ipc.runtime.wait_workers_joined_or_left import LEAVE_SECONDS, wait_for_exit
+from tvm_ipc.runtime.worker_error_reports import rank_errors
+from tvm_ipc.tvm_private_names import disco_api
 
 _log: Final = logging.getLogger("tvm_ipc.session")
-_disco_api: Any = disco._ffi_api
+_disco_api: Any = disco_api()
 _native_report = tvm_ffi.get_global_func("tvm_ipc.session.report")
 _native_abort = tvm_ffi.get_global_func("tvm_ipc.session.abort")
 _native_close = tvm_ffi.get_global_func("tvm_ipc.session.close")
@@ -199,7 +200,7 @@ def end_unfinished() -> None:
 
 
 def _reported_errors(session: Any) -> list[RankError]:
-    return [RankError(**error) for error in json.loads(_native_report(session))["errors"]]
+    return rank_errors(json.loads(_native_report(session))["errors"])
 
 
 @atexit.register

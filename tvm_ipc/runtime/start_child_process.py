@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start child processes, and describe how they ended. Imports no TVM.
+"""Start child processes, wait for them, and describe how they ended. Imports no TVM.
 
 Each Python process that the package starts gets its command line from this file. A child never
 imports a module from the current directory because it was started there: Python puts that directory
 first on the import path of `-c` and `-m`, and a file `json.py` in it would run in every worker.
+
+Children have a process group of their own, so that Ctrl-C in a terminal reaches only the
+controller, and read nothing from the terminal.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-#: Options for a process group of its own, so that Ctrl-C in a terminal reaches only the controller.
-#: A new session would do that too, but the system distributes cores by session.
-OWN_GROUP: dict[str, Any] = (
+#: Options for a process group of its own. A new session would do too, but the system distributes
+#: cores by session.
+_OWN_GROUP: Final[dict[str, Any]] = (
     {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 )
 
@@ -41,6 +44,18 @@ signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 path = int(sys.argv.pop(1))
 sys.path[:] = json.loads(os.pread(path, os.fstat(path).st_size, 0))
 os.close(path)
+"""
+#: Makes the kernel kill the child when its parent ends, however the parent ends.
+_DIE_WITH_PARENT: Final = """
+import ctypes
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() != int(sys.argv.pop(1)):  # the parent ended before the line above
+    sys.exit(1)
+"""
+#: The program text of a worker of `tvm_ipc.Session`, for `start_python`.
+WORKER_PROGRAM: Final = """
+from tvm_ipc.runtime.worker import main
+main(*map(int, sys.argv[1:]))
 """
 #: The exit code of a child that the program itself has waited for. No process ends with it.
 UNKNOWN_EXIT_CODE: Final = 1 << 16
@@ -137,11 +152,18 @@ class ChildProcess(subprocess.Popen[bytes]):
 
     A program reaps it by ignoring SIGCHLD, or by waiting for any child. `subprocess` reports 0
     then, as if the child had succeeded.
+
+    Parameters
+    ----------
+    command : the command line.
+    own_group : whether the child gets a process group of its own.
+    **options : as for `subprocess.Popen`; by default the child reads nothing.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, command: Sequence[str], *, own_group: bool = True, **options: Any) -> None:
         self._poll_lock = threading.Lock()
-        super().__init__(*args, **kwargs)
+        group = _OWN_GROUP if own_group else {}
+        super().__init__(command, **{"stdin": subprocess.DEVNULL, **group, **options})
 
     def poll(self) -> int | None:
         """Return the exit code of the child; None while it runs."""
@@ -178,6 +200,50 @@ class ChildProcess(subprocess.Popen[bytes]):
         if ended is None:
             return None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def start_python(
+    program: str,
+    *arguments: object,
+    path: int,
+    files: Sequence[int] = (),
+    dies_with_parent: bool = False,
+    **options: Any,
+) -> ChildProcess:
+    """Start a child that runs a program text with a given import path.
+
+    Parameters
+    ----------
+    program, arguments, path : as for `python_with_path`.
+    files : other descriptors that the child inherits.
+    dies_with_parent : whether the child is killed when this process ends.
+    **options : as for `ChildProcess`.
+    """
+    if dies_with_parent:
+        program, arguments = _DIE_WITH_PARENT + program, (os.getpid(), *arguments)
+    command = python_with_path(path, program, *arguments)
+    return ChildProcess(command, pass_fds=(*files, path), **options)
+
+
+def end_within(seconds: float, processes: Iterable[ChildProcess]) -> None:
+    """Wait for all of some children to end, and kill those that take longer."""
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def signal_name(code: int) -> str:
+    """Return the name of the signal that an exit code stands for; "" for other exit codes."""
+    if code >= 0:
+        return ""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
 
 
 def describe_exit_code(code: int) -> str:

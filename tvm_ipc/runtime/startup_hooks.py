@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hold what other folders register with the runtime, which imports none of them.
 
-`tvm_ipc/__init__.py` fills `modules`; those modules fill the rest when they are imported.
+`tvm_ipc/__init__.py` fills `modules` and `hosts_module`; modules fill the rest when they are
+imported.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import Protocol
 
 #: Modules that `runtime.ready` imports first. They register packed functions, and fill the rest.
 modules: list[str] = []
+#: The module whose function `read` returns the `Hosts` for the argument `hosts=` of a session. A
+#: session with that argument imports it.
+hosts_module = ""
 #: Functions that `runtime.ready` calls once Disco is patched, before it loads the native library.
 on_ready: list[Callable[[], None]] = []
 

@@ -11,36 +11,35 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import ctypes
 import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import traceback
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import IO, Any, Final
 
 from tvm_ipc import errors
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import config, standard_fd_reservation
+from tvm_ipc.runtime.scratch_dir import ScratchDir
 from tvm_ipc.runtime.start_child_process import (
-    OWN_GROUP,
     ChildProcess,
     describe_exit_code,
     explain_crash,
     import_path,
     passed,
-    python_with_path,
+    signal_name,
+    start_python,
 )
 
 _MAIN: Final = """
 from tvm_ipc.runtime.subprocess_call import main
 main(*map(int, sys.argv[1:]))
 """
-_PR_SET_PDEATHSIG: Final = 1
+_is_child = False  # whether `main` runs in this process
 #: Seconds for the child to end after it has returned a result.
 _EXIT_SECONDS: Final = 10.0
 
@@ -69,8 +68,8 @@ def run_in_child(
     IPCError
         The child could not start, or was killed.
     """
-    with _Child(function, argument, purpose) as child:
-        for line in child.messages:
+    with _child([function, argument], purpose) as (process, messages):
+        for line in messages:
             if not line.endswith(b"\n"):  # the child was killed while it wrote
                 break
             message = json.loads(line)
@@ -80,70 +79,59 @@ def run_in_child(
                 raise _rebuild_error(message["error"]) from ChildError(message["traceback"])
             else:
                 return message["result"]
-        raise IPCError(child.explain_end())
+        raise IPCError(_explain_end(process.wait(), purpose))
 
 
-class _Child:
-    """The child process and its temporary files, which are gone after the `with` block."""
+@contextlib.contextmanager
+def _child(call: Any, purpose: str) -> Iterator[tuple[ChildProcess, IO[bytes]]]:
+    """Yield a child and its messages, and wait until it has ended.
 
-    def __init__(self, function: str, argument: Any, purpose: str) -> None:
-        self._purpose = purpose
-        with contextlib.ExitStack() as stack:
+    After an exception, kill the child and its own children. Their temporary files are gone then.
+    """
+    with contextlib.ExitStack() as files:
+        folder = ScratchDir()
+        files.callback(folder.remove)
+        try:
+            environment = config.compiler_environment(str(folder.path()))
+            read, write = os.pipe()
+            messages = files.enter_context(os.fdopen(read, "rb"))
             try:
-                folder = tempfile.TemporaryDirectory(
-                    prefix="tvm_ipc-apart-", ignore_cleanup_errors=True
-                )
-                environment = config.compiler_environment(stack.enter_context(folder))
-                read, write = os.pipe()
-                self.messages = stack.enter_context(os.fdopen(read, "rb"))
-                try:
-                    self._process = _start(write, [function, argument], environment)
-                finally:
-                    os.close(write)
-            except OSError as error:
-                raise IPCError(
-                    f"a process is needed {purpose}, which cannot start: {error}"
-                ) from error
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> _Child:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait until the child has ended; after an exception, kill it and its own children."""
-        with self._stack:
-            try:
-                if kind is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        self._process.wait(_EXIT_SECONDS)
+                process = _start(write, call, environment)
             finally:
-                if self._process.returncode is None:  # else the id may belong to another process
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(self._process.pid, signal.SIGKILL)
-                    self._process.wait()
+                os.close(write)
+        except OSError as error:
+            raise IPCError(f"a process is needed {purpose}, which cannot start: {error}") from error
+        try:
+            yield process, messages
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_EXIT_SECONDS)
+        finally:
+            if process.returncode is None:  # else the id may belong to another process
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
-    def explain_end(self) -> str:
-        """Return the message for a child that ended without a result."""
-        code = self._process.wait()
-        end = f"ended with {describe_exit_code(code)}"
-        if code < 0:
-            end = f"was killed by signal {-code}"
-            with contextlib.suppress(ValueError):
-                end = f"was killed by {signal.Signals(-code).name}"
-        hint = ", which the system does where memory is short" * (code == -signal.SIGKILL)
-        remedy = explain_crash(code) or "try again"
-        return f"the process that was started {self._purpose} {end}{hint}; {remedy}"
+
+def _explain_end(code: int, purpose: str) -> str:
+    """Return the message for a child that ended without a result."""
+    killer = signal_name(code)
+    end = f"was killed by {killer}" if killer else f"ended with {describe_exit_code(code)}"
+    hint = ", which the system does where memory is short" * (code == -signal.SIGKILL)
+    remedy = explain_crash(code) or "try again"
+    return f"the process that was started {purpose} {end}{hint}; {remedy}"
 
 
 def _start(messages: int, call: Any, environment: dict[str, str]) -> ChildProcess:
     with passed(import_path()) as path, passed(call) as call_file:
-        return ChildProcess(
-            python_with_path(path, _MAIN, os.getpid(), messages, call_file),
+        return start_python(
+            _MAIN,
+            messages,
+            call_file,
+            path=path,
+            files=(messages, call_file),
+            dies_with_parent=True,
             env=environment,
-            pass_fds=(messages, path, call_file),
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            **OWN_GROUP,
         )
 
 
@@ -161,11 +149,15 @@ def _rebuild_error(mro: list[list[str]]) -> BaseException:
     return RuntimeError(message)
 
 
-def main(parent: int, messages: int, call_file: int) -> None:
+def is_child() -> bool:
+    """Return whether `run_in_child` started this process."""
+    return _is_child
+
+
+def main(messages: int, call_file: int) -> None:
     """Run the function and report its result; the program of the child."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent ended before the call above
-        return
+    global _is_child
+    _is_child = True
     standard_fd_reservation.fill()
     os.set_inheritable(messages, False)
     name, argument = json.loads(os.pread(call_file, os.fstat(call_file).st_size, 0))

@@ -35,6 +35,7 @@ from tvm_ipc.runtime.session_argument_conversion import (
     target_of,
 )
 from tvm_ipc.runtime.team import Team
+from tvm_ipc.tvm_private_names import EMPTY, MAKE_TUPLE
 
 _native_expect = tvm_ffi.get_global_func("tvm_ipc.session.expect")
 _native_put = tvm_ffi.get_global_func("tvm_ipc.session.put")
@@ -42,9 +43,10 @@ _native_put = tvm_ffi.get_global_func("tvm_ipc.session.put")
 _SHAPE: Final = "a sequence of extents, 0 or more, such as (3, 4)"
 _FUNCTION: Final = "a function on the workers, from get_global_func or a loaded module"
 _ARGUMENT: Final = (
-    "a number, a text, a shape (tvm_ffi.Shape), an element type, a device, an array, or a "
-    "reference to a value on the workers (session.put and session.scatter make one of a list)"
+    "a number, a text, a shape (tvm_ffi.Shape), an element type, a device, an array, a reference "
+    "to a value on the workers, or a list or tuple with arrays or references in it"
 )
+_FIELDS: Final = "a list or tuple of values that calls take, which may be lists or tuples again"
 #: The copy number of the teams that fetch tensors, which no program uses.
 _FETCH_COPY: Final = (1 << 31) - 1
 #: Types of arguments that are sent as they are. Exact types are looked up first, for speed.
@@ -72,15 +74,27 @@ class Values:
         return self._dispatcher.call(
             function,
             *(
-                arg if type(arg) in _PLAIN else self._as_argument(position, arg)
+                arg
+                if type(arg) in _PLAIN
+                else self._as_argument(f"argument {position} of a call", arg)
                 for position, arg in enumerate(args, 1)
             ),
         )
 
-    def _as_argument(self, position: int, value: Any) -> Any:
+    def tuple_of(self, name: str, fields: object) -> DRef:
+        """Make a tuple of the virtual machine on every worker; see `Session.tuple`."""
+        if not isinstance(fields, (list, tuple)):
+            raise arguments.wrong_type(name, _FIELDS, fields)
+        separator = "" if name.endswith(("fields", "]")) else ", field "
+        values = []
+        for index, field in enumerate(fields):
+            convert = self.tuple_of if isinstance(field, (list, tuple)) else self._as_argument
+            values.append(convert(f"{name}{separator}[{index}]", field))
+        return self._dispatcher.call(self._dispatcher.function(MAKE_TUPLE), *values)
+
+    def _as_argument(self, name: str, value: Any) -> Any:
         """Return the value that is sent to the workers for an argument of a call."""
-        name = f"argument {position} of a call"
-        if isinstance(value, _SENT):
+        if type(value) in _PLAIN or isinstance(value, _SENT):
             return value
         if isinstance(value, bytearray):
             return bytes(value)
@@ -94,8 +108,16 @@ class Values:
             return float(value)
         if isinstance(value, (type, np.dtype)):
             return as_dtype(name, value)
-        if any(hasattr(value, protocol) for protocol in ("__array__", "__dlpack__")):
+        if _is_array(value):
             return self.broadcast(host_tensor(name, value), None, False)
+        if isinstance(value, (list, tuple)):
+            if _has_tensors(value):
+                return self.tuple_of(name, value)
+            raise TypeError(
+                f"{name} is {arguments.quote(value)}, without arrays and references; pass "
+                "session.put(...) for a tensor, tvm_ffi.Shape(...) for a shape, or "
+                "session.tuple(...) for a tuple"
+            )
         raise arguments.wrong_type(name, _ARGUMENT, value)
 
     def device_on_workers(self, name: str, device: Any) -> Any:
@@ -119,7 +141,7 @@ class Values:
         element = as_dtype("empty: dtype", dtype)
         if math.prod(extents) * max(1, element.bits * element.lanes // 8) >= 1 << 63:
             raise ValueError(f"empty: no memory holds a tensor of shape {extents}")
-        allocate = self._dispatcher.function("runtime.disco.empty")
+        allocate = self._dispatcher.function(EMPTY)
         reference = allocate(
             tvm_ffi.Shape(extents),
             element,
@@ -166,7 +188,7 @@ class Values:
         array = np.empty(large.shape, np.dtype(str(large.dtype)))
         team = self._collectives.team([rank, 0], _FETCH_COPY)
         target = self._take(tensor_over(array), reference)
-        self._collectives.run("broadcast_from_worker0", {"src": target, "dst": target}, team)
+        self._collectives.run("broadcast", team, target, target)
         del target  # frees the worker's reference to the array
         self._dispatcher.sync()
         return array
@@ -223,7 +245,7 @@ class Values:
         target = target_of("broadcast: dst", dst)
         target = self.empty(host.shape, host.dtype) if target is None else target
         source = self._at_root(host, scope)
-        self._collectives.run("broadcast_from_worker0", {"src": source, "dst": target}, scope)
+        self._collectives.run("broadcast", scope, source, target)
         self._wait_for_reading(host)
         return target
 
@@ -240,9 +262,7 @@ class Values:
         target = target_of("scatter: dst", dst)
         target = self.empty(host.shape[1:], host.dtype) if target is None else target
         source = self._at_root(host, scope)
-        self._collectives.run(
-            "scatter_from_worker0", {"from_array": source, "to_array": target}, scope
-        )
+        self._collectives.run("scatter", scope, source, target)
         self._wait_for_reading(host)
         return target
 
@@ -283,3 +303,18 @@ class Values:
         """Wait until the workers have read a tensor that may be the caller's own memory."""
         if bytes_of(host) > READ_IN_PLACE:
             self._dispatcher.sync()
+
+
+def _is_array(value: Any) -> bool:
+    return any(hasattr(value, protocol) for protocol in ("__array__", "__dlpack__"))
+
+
+def _has_tensors(fields: Sequence[Any]) -> bool:
+    """Return whether there is a reference or an array in a list or tuple, at any depth."""
+    return any(
+        _has_tensors(field)
+        if isinstance(field, (list, tuple))
+        else isinstance(field, disco.DRef)
+        or (_is_array(field) and not isinstance(field, np.generic))
+        for field in fields
+    )

@@ -17,13 +17,14 @@ def main(worker_id: int, num_workers: int, num_groups: int, read_fd: int, write_
         import tvm_ffi
     from tvm_ipc import runtime
     from tvm_ipc.runtime import log, shared_libraries
+    from tvm_ipc.tvm_private_names import WORKER_MAIN_LOOP
 
     shared_libraries.leave_cuda_out()
     log.start(f"rank {worker_id}")
     logger = logging.getLogger(__name__)
     logger.debug("starts; workers: %d, groups: %d", num_workers, num_groups)
     runtime.ready()
-    serve = tvm_ffi.get_global_func("runtime.disco.WorkerProcess")
+    serve = tvm_ffi.get_global_func(WORKER_MAIN_LOOP)
     logger.debug("waits for commands")
     serve(worker_id, num_workers, num_groups, read_fd, write_fd)
     logger.debug("ends, as the controller asked")

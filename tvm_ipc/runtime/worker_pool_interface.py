@@ -1,28 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface between a session and its worker processes. Imports no TVM.
 
-`process_pool.py` implements it for this machine. `tvm_ipc.nodes` implements it for several
-machines; `tvm_ipc/__init__.py` sets `node_pool_factory`, because the runtime does not import that
-folder.
+`process_pool.py` implements it for this machine, and `tvm_ipc.nodes` for several machines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
-from tvm_ipc.errors import IPCError
-
-if TYPE_CHECKING:
-    from tvm_ipc.runtime.config import Config
+from tvm_ipc.runtime.config import Config
 
 #: Seconds in which the workers of a session must join it.
 START_SECONDS: Final = 120.0
 
 
 class Pool(Protocol):
-    """The workers of one session except worker 0, which is a thread of the controller."""
+    """The workers of one session except worker 0, which is a thread of the controller.
+
+    By default, the workers need no other process.
+    """
 
     #: The name by which Disco finds the pool.
     key: str
@@ -35,6 +33,7 @@ class Pool(Protocol):
 
     def check(self) -> None:
         """Raise if a process has ended that workers need to join the session."""
+        return
 
     def ended(self, wait: Iterable[int] = ()) -> dict[int, int]:
         """Return the exit codes of the workers that have ended; wait for some ranks, briefly."""
@@ -44,12 +43,14 @@ class Pool(Protocol):
 
     def alarming(self) -> bool:
         """Return whether a process that all workers need has ended without a report."""
+        return False
 
     def cause(self) -> tuple[str, tuple[int, ...]] | None:
         """Return a text about the deaths of workers and their ranks; None if only exit codes exist.
 
         The ranks are empty if only session servers know them. Details follow the first line.
         """
+        return None
 
     def kill(self) -> None:
         """Kill the processes that still run."""
@@ -62,6 +63,7 @@ class Pool(Protocol):
 
     def finish(self, seconds: float | None = None) -> None:
         """End all other processes within some seconds; every worker has ended."""
+        return
 
     def forget(self) -> None:
         """Close the pipes; Disco calls this when its session object ends."""
@@ -70,10 +72,13 @@ class Pool(Protocol):
 class PoolOfNodes(Pool, Protocol):
     """Workers on several nodes, each of which has its own session server."""
 
-    #: The number of threads that each worker may use.
-    threads: int
-    #: The first rank of each node.
-    first_ranks: tuple[int, ...]
+    @property
+    def threads(self) -> int:
+        """The number of threads that each worker may use."""
+
+    @property
+    def first_ranks(self) -> tuple[int, ...]:
+        """The first rank of each node."""
 
     @property
     def facts(self) -> tuple[dict[str, Any], ...]:
@@ -102,10 +107,10 @@ class PoolRequest:
 
     shape: tuple[int, int]
     backend: str
-    settings: Config
-    compiler: bool
-    flat: bool
-    check: Callable[[], None]
+    settings: Config = field(default_factory=Config)
+    compiler: bool = False
+    flat: bool = False
+    check: Callable[[], None] = lambda: None
 
 
 class Hosts(Protocol):
@@ -119,11 +124,3 @@ class Hosts(Protocol):
 
     def start(self, request: PoolRequest) -> PoolOfNodes:
         """Start the workers."""
-
-
-def _refuse_hosts(where: str, hosts: Any, num_workers: int) -> Hosts:
-    raise IPCError(f"{where}: sessions over several machines need the whole package tvm_ipc")
-
-
-#: Parses the argument `hosts` of a session; the first parameter is the prefix of its errors.
-node_pool_factory: Callable[[str, Any, int], Hosts] = _refuse_hosts

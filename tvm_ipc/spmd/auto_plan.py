@@ -17,6 +17,7 @@ from tvm_ipc.spmd.axis_relation_graph import Axes
 from tvm_ipc.spmd.op_costs import Costs, Seconds, nominal, shape_of
 from tvm_ipc.spmd.plan_parser import PIPELINE
 from tvm_ipc.spmd.plan_search import FoundPlan, Search, Weight
+from tvm_ipc.spmd.rules.axis_label_rule import Choice
 from tvm_ipc.spmd.sharded_call_costs import CallCosts
 from tvm_ipc.spmd.weight_divisions_from_heads_and_slices import shard_axes_jointly
 
@@ -32,6 +33,8 @@ class Program:
     fixed : the placements of other parameters; those without one are replicated.
     caches : parameters that are sharded like the heads that they are computed from.
     axes : the axes of the program.
+    choices : by variable of a call and index of the axis of the mesh, the label that annotations
+        shard.
     """
 
     functions: Sequence[relax.Function]
@@ -39,6 +42,7 @@ class Program:
     fixed: Mapping[relax.Var, Placements]
     caches: Set[relax.Var]
     axes: Axes
+    choices: Mapping[relax.Var, Mapping[int, Choice]]
 
 
 def find_plan(
@@ -72,6 +76,7 @@ def find_plan(
         {var: placements[index] for var, placements in program.fixed.items()},
         CallCosts(Mesh({axis: workers}), Costs(calibration)),
         _CacheFollower(program),
+        {var: by_axis[index] for var, by_axis in program.choices.items() if index in by_axis},
     )
     best = search.best()
     plain: dict[str, Placements] = {

@@ -13,18 +13,20 @@ Sharding rules define which axes are equal. Each set of equal axes has one repre
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 from typing import Any, TypeAlias
 
 from tvm import relax
 
+from tvm_ipc.analysis.resolve_variables import body_bindings
+from tvm_ipc.comm.collective_relax_op import extents
 from tvm_ipc.comm.extent_arithmetic import constant
-from tvm_ipc.spmd.rules.axis_label_rule import Refusal
 from tvm_ipc.spmd.rules.data_movement import slices_of
-from tvm_ipc.spmd.rules.operation import Operation, axis_of, operation_of, same
-from tvm_ipc.spmd.rules.operator_rule_table import rule_of
+from tvm_ipc.spmd.rules.operation import Operation, operation_of, same
+from tvm_ipc.spmd.rules.operator_rule_table import rule_for
 from tvm_ipc.spmd.rules.reshape import RULES as RESHAPES
 from tvm_ipc.spmd.rules.reshape import groups_of
 
@@ -78,10 +80,9 @@ class Axes:
         self._needed: list[Node] = []
         self._contiguous: list[Node] = []
         for function in functions:
-            for block in function.body.blocks:
-                for binding in block.bindings:
-                    if isinstance(binding, relax.VarBinding):
-                        self._bind(binding.var, binding.value)
+            for binding in body_bindings(function):
+                if isinstance(binding, relax.VarBinding):
+                    self._bind(binding.var, binding.value)
         # An axis of extent 1 matters only if it is repeated, as a single head of keys is.
         for node, equal_node, extent, unit_axes in self._inside_unit_axes:
             repeated = {self.of(each.base) for _, each in self._derived if each.times > 1}
@@ -167,17 +168,14 @@ class Axes:
             yield (key, path), ty
 
     def _call(self, op: Operation, operands: list[Tensor], results: list[Tensor]) -> None:
-        if op.name in RESHAPES:
+        if op.operator in RESHAPES:
             self._reshape(op, operands[0], results[0])
             return
-        if op.name == "comm.place":
+        if op.operator == "comm.place":
             for axis in range(op.ndim()):
                 self._unite((*operands[0], axis), (*results[0], axis))
             return
-        try:
-            rule = rule_of(op)
-        except Refusal:
-            return
+        rule = rule_for(op)
         if rule is None:
             return
         by_label: dict[int, tuple[Node, Any]] = {}
@@ -189,7 +187,7 @@ class Axes:
                 for axis, label in enumerate(axes):
                     if label is None or label in rule.related:
                         continue
-                    if label in rule.whole or (op.name == "take" and label in rule.reduced):
+                    if label in rule.whole or (op.operator == "take" and label in rule.reduced):
                         self._needed.append((*tensor, axis))
                     if label in rule.contiguous:
                         self._contiguous.append((*tensor, axis))
@@ -201,41 +199,38 @@ class Axes:
 
     def _derive(self, op: Operation, operands: list[Tensor], results: list[Tensor]) -> None:
         """Record the repetitions and slices of axes in a call."""
-        if op.name == "repeat" and op.attrs.axis is not None:
-            axis = axis_of(op.attrs.axis, op.ndim())
-            derivation = DerivedFrom((*operands[0], axis), times=int(op.attrs.repeats))
-            self._derived.append(((*results[0], axis), derivation))
-        elif op.name == "split":
-            axis = axis_of(op.attrs.axis, op.ndim())
-            begin = 0
-            for k, result in enumerate(results):
-                extent = constant(op.result_dims(k)[axis])
-                if extent is None:
-                    return
-                node = (*operands[0], axis)
-                self._slices.append((node, begin, begin + extent, (*result, axis)))
-                begin += extent
-        elif op.name == "concat":
-            axis, begin = axis_of(op.attrs.axis, op.ndim()), 0
-            extents = [constant(op.dims(k)[axis]) for k in range(len(operands))]
-            if None in extents:
-                return
-            for operand, extent in zip(operands, extents, strict=True):
-                if 0 < (extent or 0) < sum(each or 0 for each in extents):
-                    piece = (*results[0], axis), begin, begin + (extent or 0), (*operand, axis)
-                    self._slices.append(piece)
-                begin += extent or 0
-        elif op.name in ("nn.attention", "nn.attention_bias"):
+        if op.operator == "repeat" and op.attrs.axis is not None:
+            derivation = DerivedFrom((*operands[0], op.axis), times=int(op.attrs.repeats))
+            self._derived.append(((*results[0], op.axis), derivation))
+        elif op.operator == "split":
+            self._pieces(operands[0], results, op.axis, op.results)
+        elif op.operator == "concat":
+            self._pieces(results[0], operands, op.axis, op.operands)
+        elif op.operator in ("nn.attention", "nn.attention_bias"):
             queries, keys = (constant(op.dims(k)[2]) for k in range(2))
             self._unite((*operands[1], 2), (*operands[2], 2))
             self._unite((*operands[0], 2), (*results[0], 2))
             if queries and keys and queries != keys and queries % keys == 0:
                 derivation = DerivedFrom((*operands[1], 2), times=queries // keys)
                 self._derived.append(((*operands[0], 2), derivation))
-        elif op.name == "strided_slice":
+        elif op.operator == "strided_slice":
             for axis, begin, end in slices_of(op):
                 node = (*operands[0], axis)
                 self._slices.append((node, begin, end, (*results[0], axis)))
+
+    def _pieces(
+        self,
+        whole: Tensor,
+        pieces: Sequence[Tensor],
+        axis: int,
+        types: Sequence[relax.TensorType],
+    ) -> None:
+        """Record that pieces are consecutive slices of a whole along an axis."""
+        known = [constant((extents(ty) or [])[axis]) for ty in types]
+        ends = list(accumulate(extent or 0 for extent in known))
+        for piece, extent, end in zip(pieces, known, ends, strict=True):
+            if None not in known and 0 < (extent or 0) < ends[-1]:
+                self._slices.append(((*whole, axis), end - (extent or 0), end, (*piece, axis)))
 
     def _reshape(self, op: Operation, operand: Tensor, result: Tensor) -> None:
         before, after = op.dims(), op.result_dims()

@@ -6,29 +6,27 @@ plan         placements and styles for patterns of names
 use          how the program uses a sharded axis: heads, and slices of fused weights
 costs        automatic sharding of the weights for which the plan requests it
 caches       inputs that are sharded like the heads that they are computed from
+annotations  `R.comm.place` on other tensors, and on other parameters
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm import relax
 
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import Mesh, Replica, Shard
-from tvm_ipc.comm.placements import Placements
+from tvm_ipc.comm.placements import Placements, format_placements
 from tvm_ipc.spmd.auto_plan import Program, choose_mesh_axis, find_plan
 from tvm_ipc.spmd.axis_relation_graph import Axes
+from tvm_ipc.spmd.insert_reshards import Flow
 from tvm_ipc.spmd.kv_cache_tensor_placements import Caches, names_of_caches
-from tvm_ipc.spmd.model_parameters_and_uses import (
-    Functions,
-    Parameters,
-    idle_weights,
-    placed_in_program,
-)
+from tvm_ipc.spmd.model_parameters_and_uses import Functions, Parameters, placed_in_program
 from tvm_ipc.spmd.parameter_shard_spec import ShardSpec
 from tvm_ipc.spmd.plan_parser import Planned
+from tvm_ipc.spmd.propagate_annotations import Propagated, propagate_annotations
 from tvm_ipc.spmd.weight_divisions_from_heads_and_slices import decisions_of, shard_axes_by_use
 from tvm_ipc.spmd.weight_placements_of_styles import Style
 from tvm_ipc.transform.report import Decision
@@ -47,6 +45,9 @@ class ShardingPlan:
     decisions : the reasons why shards of weights are not consecutive blocks.
     notes : how automatic sharding chose, and which weights are idle.
     idle : weights that no function uses.
+    flows : the placements that follow from the annotations of each function, by its name.
+    derived : the parameters whose placements the program specifies, directly or by annotations of
+        other tensors.
     """
 
     mesh: Mesh
@@ -56,6 +57,21 @@ class ShardingPlan:
     decisions: list[Decision]
     notes: list[str]
     idle: list[str]
+    flows: Mapping[str, Flow]
+    derived: frozenset[str]
+
+    def placements_of_variables(self, params: Parameters) -> dict[relax.Var, Placements]:
+        """Return the placements of the variables of parameters."""
+        return {
+            var: self.placements[name]
+            for name, param in params.items()
+            for var in param.variables
+            if name in self.placements
+        }
+
+    def derived_variables(self, params: Parameters) -> frozenset[relax.Var]:
+        """Return the variables of the parameters in `derived`."""
+        return frozenset(var for name in self.derived for var in params[name].variables)
 
     def shards(self, params: Parameters) -> dict[str, ShardSpec]:
         """Return the shards of weights, and of inputs that have a placement."""
@@ -95,7 +111,7 @@ def make_sharding_plan(
     calibration : the measured times that automatic sharding uses.
     """
     by_program = placed_in_program(mesh, functions, params)
-    idle = idle_weights(functions, params)
+    idle = [name for name, param in params.items() if param.use.unused and not param.is_input]
     _check_tied_weights(idle, functions, params, planned)
     cache_names = _cache_names(caches, params, planned)
 
@@ -109,33 +125,65 @@ def make_sharding_plan(
     notes: list[str] = []
     to_find = [name for name in planned.automatic if name in weights and name not in by_program]
     axis = choose_mesh_axis(mesh, _axes_of_inputs(mesh, params, planned)) if to_find else None
+    by_others = {*planned.placements, *by_program, *cache_names, *planned.automatic}
+    free = [
+        name
+        for name, param in params.items()
+        if name not in by_others and not param.is_counted_input
+    ]
+
+    def propagate(given: Mapping[str, Placements]) -> Propagated:
+        return propagate_annotations(
+            functions,
+            mesh,
+            {var: name for name in params for var in variables[name]},
+            {name: each for name, each in by_program.items() if name not in given},
+            given,
+            free,
+        )
+
+    given = {**planned.placements, **by_use}
+    propagated = propagate(given)
     if axis is not None:
-        fixed = {**by_program, **planned.placements, **by_use}
+        fixed = {**by_program, **propagated.params, **given}
         program = Program(
             list(functions.values()),
             {name: variables[name] for name in to_find},
             {var: placements for name, placements in fixed.items() for var in variables[name]},
             {var for name in cache_names for var in variables[name]},
             axes,
+            {var: by for flow in propagated.flows.values() for var, by in flow.choices.items()},
         )
         chosen, notes = find_plan(program, mesh, axis, calibration)
         by_use, sharded = shard_axes_by_use(axes, mesh, of_weights | chosen, shapes)
+        given = {**planned.placements, **by_use}
+        propagated = propagate(given)
 
-    for name, placements in planned.placements.items():
+    for name, placements in {**planned.placements, **propagated.params}.items():
         for divisions, placement in zip(sharded, placements, strict=True):
-            if params[name].is_input and isinstance(placement, Shard):
-                for var in variables[name]:
-                    divisions.setdefault(axes.of((var, (), placement.axis)), placement.division)
+            if name not in of_weights and isinstance(placement, Shard):
+                for key in variables[name] if params[name].is_input else [name]:
+                    divisions.setdefault(axes.of((key, (), placement.axis)), placement.division)
     placed_caches = Caches(axes, mesh, sharded, {name: variables[name] for name in cache_names})
     return ShardingPlan(
         mesh,
-        {**by_program, **planned.placements, **by_use, **placed_caches.placements},
+        {**by_program, **propagated.params, **given, **placed_caches.placements},
         planned.styles,
         placed_caches,
-        list(decisions_of(mesh, by_use)),
+        [*decisions_of(mesh, by_use), *_decisions_of_annotations(mesh, propagated.params)],
         [*notes, *(f"{name} is used by no function: its placement has no effect" for name in idle)],
         idle,
+        propagated.flows,
+        frozenset(propagated.params) | (by_program.keys() - given.keys()),
     )
+
+
+def _decisions_of_annotations(mesh: Mesh, placed: Mapping[str, Placements]) -> Iterator[Decision]:
+    """Yield the reasons why annotations shard parameters that no plan names."""
+    why = "R.comm.place of a tensor that is computed from it, or together with it"
+    for name, placements in placed.items():
+        outcome = f"sharded {format_placements(mesh, placements)}"
+        yield Decision("parallelize", "", name, outcome, f"it follows from {why}")
 
 
 def _check_tied_weights(

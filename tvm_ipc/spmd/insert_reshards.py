@@ -10,30 +10,35 @@ After:
     lv = R.comm.place(y, mesh, {"tp": comm.Replica()})
     z = R.sort(lv, axis=-1)
 
-Operands get the placements that the rule of the operator needs. Among several possibilities the one
-that moves the fewest bytes is chosen, with 128 for symbolic extents. The operands of an operator
-without a rule are replicated. A partial sum with several uses is reduced where it is computed.
+Operands get the placements that the rule of the operator needs. Where the operands leave a choice,
+the annotations of the program decide: see `propagate_annotations`. Among several possibilities the
+one that moves the fewest bytes is chosen, with 128 for symbolic extents. The operands of an
+operator without a rule are replicated. A partial sum with several uses is reduced where it is
+computed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.walk_and_rewrite_bindings import begin_with, rewrite, typed, walk, with_value
-from tvm_ipc.comm import Mesh, Partial, Replica, Shard, place
+from tvm_ipc.analysis.binding_builders import replace_call
+from tvm_ipc.analysis.program_order import Region, Step, linearize
+from tvm_ipc.analysis.uses import Uses
+from tvm_ipc.analysis.walk_and_rewrite_bindings import begin_with, rewrite, with_value
+from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents
 from tvm_ipc.comm.extent_arithmetic import constant, item_bytes
-from tvm_ipc.comm.place_op import NAME, is_place
+from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import Placements, placements_of
-from tvm_ipc.spmd.parameter_uses import variables_of
+from tvm_ipc.spmd.op_costs import TYPICAL
+from tvm_ipc.spmd.placements.place_calls import place_typed, placements_of_params
 from tvm_ipc.spmd.placements.placed_tensor import is_whole
 from tvm_ipc.spmd.rules.axis_label_rule import (
     Choice,
@@ -43,20 +48,42 @@ from tvm_ipc.spmd.rules.axis_label_rule import (
     placements_for_choices,
     resolve_placements,
 )
-from tvm_ipc.spmd.rules.decompose_along_sharded_axis import decompose
-from tvm_ipc.spmd.rules.operation import operation_of, short_name
-from tvm_ipc.spmd.rules.operator_rule_table import rule_of
+from tvm_ipc.spmd.rules.decompose_along_sharded_axis import DECOMPOSITIONS, decompose
+from tvm_ipc.spmd.rules.operation import (
+    operation_of,
+    replace_tensors,
+    short_name,
+    tensor_types,
+    tensors_among,
+)
+from tvm_ipc.spmd.rules.operator_rule_table import rule_for
 
-#: The operator that specifies the placement of a tensor.
-PLACE: Final = tvm.ir.Op.get(NAME)
-#: The number that is assumed for a symbolic extent.
-TYPICAL: Final = 128
 #: The placements of a tensor, a tuple of those of its fields, or None for other values.
 PlacementsOfVariable = Any
 
 
+@dataclass(eq=False)
+class Flow:
+    """Placements in one function that follow from annotations of the program, by variables.
+
+    Attributes
+    ----------
+    choices : by index of the axis of the mesh, the label that a call shards if its operands do not
+        determine another one.
+    results : the placements in which results are used; partial results are reduced to them.
+    moved : the placements to which results are moved.
+    """
+
+    choices: dict[relax.Var, dict[int, Choice]] = field(default_factory=dict)
+    results: dict[relax.Var, Placements] = field(default_factory=dict)
+    moved: dict[relax.Var, Placements] = field(default_factory=dict)
+
+
 def insert_reshards(
-    function: relax.Function, mesh: Mesh, params: Mapping[relax.Var, Placements]
+    function: relax.Function,
+    mesh: Mesh,
+    params: Mapping[relax.Var, Placements],
+    flow: Flow | None = None,
 ) -> relax.Function:
     """Return the function with `R.comm.place` wherever the placement of a tensor changes.
 
@@ -65,8 +92,9 @@ def insert_reshards(
     function : a function of a global program, which may have `R.comm.place` already.
     mesh : the mesh of its ranks.
     params : the placements of its parameters.
+    flow : the placements that follow from its annotations; None if it has none.
     """
-    return _ReshardInserter(function, mesh, params).function
+    return _ReshardInserter(function, mesh, params, flow).function
 
 
 def placements_of_tensors(
@@ -80,34 +108,30 @@ class _ReshardInserter:
     """Rewrites one function; `placements` has those of its variables before the rewrite."""
 
     def __init__(
-        self, function: relax.Function, mesh: Mesh, params: Mapping[relax.Var, Placements]
+        self,
+        function: relax.Function,
+        mesh: Mesh,
+        params: Mapping[relax.Var, Placements],
+        flow: Flow | None = None,
     ) -> None:
         self.mesh = mesh
+        self.flow = Flow() if flow is None else flow
         self.replicas: Placements = (Replica(),) * len(mesh.axes)
         self.builder = relax.BlockBuilder()
-        # A parameter has the placement of the first `R.comm.place` on it.
-        self.placements: dict[relax.Var, PlacementsOfVariable] = dict(params)
-        for _, value in walk(function):
-            if is_place(value) and not value.attrs.inserted:
-                placements = placements_of(mesh, value.attrs.placements)
-                if value.args[0] in set(function.params):
-                    self.placements.setdefault(value.args[0], placements)
-        #: Resharded copies, by variable, block and placements.
-        self.moved: dict[tuple[relax.Var, int, Placements], relax.Var] = {}
-        self.uses = Counter(x for _, value in walk(function) for x in variables_of(value))
-        blocks = function.body.blocks
-        self.blocks = {
-            binding.var: k for k, block in enumerate(blocks) for binding in as_list(block.bindings)
+        self.placements: dict[relax.Var, PlacementsOfVariable] = {
+            **placements_of_params(mesh, function),
+            **params,
         }
-        self.dataflow = [isinstance(block, relax.DataflowBlock) for block in blocks]
-        self.block = 0
+        #: Resharded copies, by variable, block and placements.
+        self.moved: dict[tuple[relax.Var, Region, int, Placements], relax.Var] = {}
+        self.uses = Uses(linearize("", function))
+        self.step: Step | None = None  #: the current binding
         #: Bindings to insert before the current one.
         self.before: list[relax.Binding] = []
         changed = rewrite(function, self._change)
         first = [
             relax.VarBinding(
-                relax.Var(f"{param.name}_placed", param.ty),
-                self._place(param, placed, inserted=False),
+                relax.Var(f"{param.name}_placed", param.ty), place_typed(param, mesh, placed)
             )
             for param, placed in params.items()
         ]
@@ -117,9 +141,10 @@ class _ReshardInserter:
 
     def _change(self, binding: relax.Binding, value: relax.Expr) -> list[relax.Binding] | None:
         var = binding.var
-        if var not in self.blocks:  # in a branch, or a nested function
+        step = self.uses.binding_of(var)
+        if step is None:  # in a local function
             return None
-        self.block, self.before = self.blocks[var], []
+        self.step, self.before = step, []
         if isinstance(binding, relax.MatchCast):
             whole = self._moved_to(value, self.replicas) if isinstance(value, relax.Var) else value
             new = binding if whole is value else with_value(binding, whole)
@@ -132,55 +157,81 @@ class _ReshardInserter:
             return None
         changed = self._resharded(var, value)
         current = self.placements[var]
-        if self.uses[var] > 1 and any(isinstance(each, Partial) for each in current or ()):
-            partial = self._fresh(f"{var.name}_part", var.ty)
-            self.placements[partial] = current
-            self.before.append(relax.VarBinding(partial, changed))
-            reduced = tuple(Replica() if isinstance(each, Partial) else each for each in current)
-            self.placements[var] = reduced
-            changed = self._place(partial, reduced)
+        moved = self._target(var, current)
+        if moved != current:
+            unmoved = self._fresh(f"{var.name}_part", var.ty)
+            self.placements[unmoved] = current
+            self.before.append(relax.VarBinding(unmoved, changed))
+            self.placements[var] = moved
+            changed = place_typed(unmoved, self.mesh, moved, inserted=True)
         if changed is value:
             return None
         return [*self.before, with_value(binding, changed)]
+
+    def _target(self, var: relax.Var, current: PlacementsOfVariable) -> PlacementsOfVariable:
+        """Return the placements to which a result is moved where it is computed."""
+        if not current or not isinstance(var.ty, relax.TensorType):
+            return current
+        if var in self.flow.moved:
+            return self.flow.moved[var]
+        if not any(isinstance(each, Partial) for each in current):
+            return current
+        is_used_once = len(self.uses.users[var]) <= 1
+        sharded = {each.axis for each in current if isinstance(each, Shard)}
+        target: list[Placement] = []
+        for before, wanted in zip(current, self.flow.results.get(var, self.replicas), strict=True):
+            after = before
+            if isinstance(before, Partial):
+                if isinstance(wanted, Shard) and wanted.axis not in sharded:
+                    after = wanted
+                elif not is_used_once:
+                    after = Replica()
+            target.append(after)
+        return tuple(target)
 
     def _resharded(self, var: relax.Var, call: relax.Call) -> relax.Expr:
         """Return a call with resharded operands, and record the placements of its result."""
         operands = list(tensors_among(call.args))
         current = [self._placements_of(x) for x in operands]
-        if all(placements == self.replicas for placements in current):
-            self.placements[var] = None
-            return call
-        rule = rule_for(call, var.ty)
-        resolved = None
-        if rule is not None:
-            try:
-                resolved = resolve_placements(self.mesh, rule, [str(x) for x in operands], current)
-            except Refusal:
-                result = decompose(short_name(call), call, self._emit)
-                if result is not None:
-                    self.placements[var] = self._placements_of(result)
-                    return result
-                resolved = cheapest(self.mesh, rule, operands, current, var.ty)
-        targets = resolved.operands if resolved else [self.replicas] * len(operands)
+        preferred = self.flow.choices.get(var, {})
+        resolved = resolve(self.mesh, call, var.ty, operands, current, preferred)
         if resolved is None:
-            self.placements[var] = None
-        elif isinstance(var.ty, relax.TensorType):
-            self.placements[var] = resolved.results[0]
-        else:
-            self.placements[var] = resolved.results
+            result = decompose(short_name(call), call, self._emit)
+            assert result is not None
+            self.placements[var] = self._placements_of(result)
+            return result
+        is_tensor = isinstance(var.ty, relax.TensorType)
+        results = resolved.results[0] if is_tensor and resolved.results else resolved.results
+        self.placements[var] = results or None
         if short_name(call) in ("shape_of", "size"):
             return call
+        targets = resolved.operands
+        free = preferred and not self._follows(call, var.ty, operands, current, resolved)
         moved = [
-            x if placements in (target, self.replicas) else self._moved_to(x, target)
+            x
+            if placements == target or (placements == self.replicas and not free)
+            else self._moved_to(x, target)
             for x, placements, target in zip(operands, current, targets, strict=True)
         ]
         if all(new is old for new, old in zip(moved, operands, strict=True)):
             return call
         tensors = iter(moved)
-        arguments = [_replace_tensors(x, tensors) for x in call.args]
-        return typed(
-            relax.Call(call.op, arguments, call.attrs, list(call.ty_args), call.span), call.ty
-        )
+        arguments = [replace_tensors(x, tensors) for x in call.args]
+        return replace_call(call, call.op, arguments)
+
+    def _follows(
+        self,
+        call: relax.Call,
+        result_type: relax.Type,
+        operands: Sequence[relax.Expr],
+        current: Sequence[Placements],
+        resolved: ResolvedPlacements,
+    ) -> bool:
+        """Return whether moved operands determine those that stay replicated."""
+        moves = zip(current, resolved.operands, strict=True)
+        stay = [self.replicas if before == self.replicas else after for before, after in moves]
+        again = resolve(self.mesh, call, result_type, operands, stay)
+        return again is not None and again.operands == resolved.operands
 
     def _emit(self, call: relax.Call) -> relax.Var:
         """Bind one more call before the current binding, and return its variable."""
@@ -206,7 +257,8 @@ class _ReshardInserter:
         """Return the tensor in the target placement, which is inserted once in each block."""
         if self._placements_of(x) == target:
             return x
-        key = (x, self.block, target)
+        assert self.step is not None
+        key = (x, self.step.region, self.step.block, target)
         if key not in self.moved:
             if not isinstance(x, relax.Var):  # a field of a tuple
                 field = self._fresh("field", x.ty)
@@ -214,83 +266,115 @@ class _ReshardInserter:
                 self.before.append(relax.VarBinding(field, x))
                 x = field
             moved = self._fresh(f"{x.name}_moved", x.ty)
-            self.before.append(relax.VarBinding(moved, self._place(x, target)))
+            placed = place_typed(x, self.mesh, target, inserted=True)
+            self.before.append(relax.VarBinding(moved, placed))
             self.placements[moved] = target
             self.moved[key] = moved
         return self.moved[key]
 
-    def _place(self, x: relax.Var, target: Placements, inserted: bool = True) -> relax.Call:
-        placements = dict(zip(self.mesh.axes, target, strict=True))
-        return typed(place(x, self.mesh, placements, inserted=inserted), x.ty)
-
     def _fresh(self, name: str, ty: relax.Type) -> relax.Var:
-        return (relax.DataflowVar if self.dataflow[self.block] else relax.Var)(name, ty)
-
-
-def tensors_among(arguments: Sequence[relax.Expr]) -> Iterator[relax.Expr]:
-    """Yield the tensors among arguments, including those in tuples."""
-    for argument in arguments:
-        if isinstance(argument, relax.Tuple):
-            yield from tensors_among(argument.fields)
-        elif isinstance(argument.ty, relax.TupleType):
-            for k in range(len(argument.ty.fields)):
-                yield from tensors_among([relax.TupleGetItem(argument, k)])
-        elif isinstance(argument.ty, relax.TensorType):
-            yield argument
-
-
-def _replace_tensors(argument: relax.Expr, tensors: Iterator[relax.Expr]) -> relax.Expr:
-    if isinstance(argument, relax.Tuple):
-        fields = [_replace_tensors(field, tensors) for field in argument.fields]
-        return relax.Tuple(fields)
-    if isinstance(argument.ty, relax.TupleType):
-        fields = [
-            next(tensors) if isinstance(ty, relax.TensorType) else relax.TupleGetItem(argument, k)
-            for k, ty in enumerate(argument.ty.fields)
-        ]
-        return relax.Tuple(fields)
-    return next(tensors) if isinstance(argument.ty, relax.TensorType) else argument
+        assert self.step is not None
+        dataflow = self.step.in_dataflow
+        return (relax.DataflowVar if dataflow else relax.Var)(name, ty)
 
 
 # ---- the placements that move the fewest bytes ----
 
 
-def rule_for(call: relax.Call, ty: relax.Type) -> Rule | None:
-    """Return the rule of a call with a result of a type, or None if there is none."""
+def resolve(
+    mesh: Mesh,
+    call: relax.Call,
+    result_type: relax.Type,
+    operands: Sequence[relax.Expr],
+    current: Sequence[Placements],
+    preferred: Mapping[int, Choice] | None = None,
+) -> ResolvedPlacements | None:
+    """Return the placements that operands are moved to, or None if the call is decomposed.
+
+    If all operands are replicated and no label is preferred, so are all results, and none are
+    listed.
+
+    Parameters
+    ----------
+    mesh : the mesh of the ranks.
+    call : the call.
+    result_type : the type of its result.
+    operands : the tensors among its arguments.
+    current : the placements that the operands have.
+    preferred : by index of the axis of the mesh, the label to shard if the operands shard none.
+    """
+    replicas: Placements = (Replica(),) * len(mesh.axes)
+    rule = None
+    if preferred or any(placements != replicas for placements in current):
+        rule = rule_for(operation_of(call, result_type))
+    if rule is None:
+        return ResolvedPlacements((replicas,) * len(operands), (), ())
+    if preferred:
+        choices = _preferred_choices(mesh, rule, current, preferred)
+        try:
+            if choices is not None:
+                names = [str(x) for x in operands]
+                return placements_for_choices(mesh, rule, names, current, choices)
+        except Refusal:
+            pass
+    return resolve_with_rule(mesh, rule, call, result_type, operands, current)
+
+
+def _preferred_choices(
+    mesh: Mesh, rule: Rule, current: Sequence[Placements], preferred: Mapping[int, Choice]
+) -> list[Choice] | None:
+    """Return the label to shard along each axis of the mesh, given preferred ones.
+
+    The result is None if operands shard several labels.
+    """
+    choices: list[Choice] = []
+    for index, workers in enumerate(mesh.axes.values()):
+        allowed = _sharded_choices(rule, [placements[index] for placements in current], workers)
+        if len(allowed) > 1:
+            return None
+        choices.append(allowed[0] if allowed else preferred.get(index))
+    return choices
+
+
+def _sharded_choices(rule: Rule, current: Sequence[Placement], workers: int) -> list[Choice]:
+    """Return the labels that operands shard along an axis of the mesh, and that the rule allows."""
+    return [
+        (label, division)
+        for label, division in rule.sharded_labels(current, workers)
+        if label is not None and not rule.why_not(label, workers, division)
+    ]
+
+
+def resolve_with_rule(
+    mesh: Mesh,
+    rule: Rule,
+    call: relax.Call,
+    result_type: relax.Type,
+    operands: Sequence[relax.Expr],
+    current: Sequence[Placements],
+) -> ResolvedPlacements | None:
+    """Return what `resolve` returns for a call with a rule, given the same arguments."""
     try:
-        operation = operation_of(call, ty)
-        return None if operation is None else rule_of(operation)
+        return resolve_placements(mesh, rule, [str(x) for x in operands], current)
     except Refusal:
-        return None
+        if short_name(call) in DECOMPOSITIONS:
+            return None
+        return _cheapest(mesh, rule, operands, current, result_type)
 
 
-def cheapest(
+def _cheapest(
     mesh: Mesh,
     rule: Rule,
     operands: Sequence[relax.Expr],
     current: Sequence[Placements],
     result_type: relax.Type,
 ) -> ResolvedPlacements:
-    """Return the placements of operands and results that move the fewest bytes.
-
-    Parameters
-    ----------
-    mesh : the mesh of the ranks.
-    rule : the rule of the operator.
-    operands : its operands.
-    current : the placements that the operands have.
-    result_type : the type of its result.
-    """
+    """Return the placements of operands and results that move the fewest bytes."""
     replicas: Placements = (Replica(),) * len(mesh.axes)
     names = [str(x) for x in operands]
     choices: list[list[Choice]] = []
     for index, workers in enumerate(mesh.axes.values()):
-        sharded = rule.sharded_labels([placements[index] for placements in current], workers)
-        allowed: list[Choice] = [
-            (label, division)
-            for label, division in sharded
-            if label is not None and not rule.why_not(label, workers, division)
-        ]
+        allowed = _sharded_choices(rule, [placements[index] for placements in current], workers)
         choices.append([*allowed, None])
     best: tuple[float, ResolvedPlacements] | None = None
     for of_mesh_axes in product(*choices):
@@ -299,17 +383,23 @@ def cheapest(
         except Refusal:
             continue
         moves = zip(operands, current, resolved.operands, strict=True)
-        cost = sum(_bytes(x.ty) * _share(mesh, a, b) for x, a, b in moves)
-        results = result_type.fields if isinstance(result_type, relax.TupleType) else [result_type]
+        cost = sum(transfer_bytes(mesh, x.ty, a, b) for x, a, b in moves)
         cost += sum(
-            _bytes(ty) * _share(mesh, placed, replicas)
-            for ty, placed in zip(results, resolved.results, strict=True)
+            transfer_bytes(mesh, ty, placed, replicas)
+            for ty, placed in zip(tensor_types(result_type), resolved.results, strict=True)
             if any(isinstance(placement, Partial) for placement in placed)
         )
         if best is None or cost < best[0]:
             best = cost, resolved
     assert best is not None, "every operator supports replicated operands"
     return best[1]
+
+
+def transfer_bytes(
+    mesh: Mesh, ty: relax.TensorType, source: Placements, target: Placements
+) -> float:
+    """Return the bytes that a rank receives when a tensor's placement changes."""
+    return _bytes(ty) * _share(mesh, source, target)
 
 
 def _share(mesh: Mesh, source: Placements, target: Placements) -> float:

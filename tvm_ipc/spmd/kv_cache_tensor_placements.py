@@ -9,20 +9,21 @@ of heads, and is sharded in the same way. Otherwise each call would gather and s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
 
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, typed, with_value
-from tvm_ipc.comm import Mesh, Placement, Replica, Shard, place
+from tvm_ipc.analysis.resolve_variables import expanded, leaves_of, values_of
+from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, with_value
+from tvm_ipc.comm import Mesh, Placement, Replica, Shard
 from tvm_ipc.comm.collective_relax_op import extents
 from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.spmd.axis_relation_graph import Axes, Node
+from tvm_ipc.spmd.placements.place_calls import place_typed
 from tvm_ipc.spmd.plan_parser import matches
 from tvm_ipc.spmd.rules.axis_label_rule import shard
 from tvm_ipc.spmd.weight_divisions_from_heads_and_slices import ShardedAxes
@@ -30,12 +31,9 @@ from tvm_ipc.spmd.weight_divisions_from_heads_and_slices import ShardedAxes
 
 def names_of_caches(caches: object, inputs: Sequence[str]) -> list[str]:
     """Return the names of the inputs that some patterns match."""
-    expected = "names of inputs, or patterns of them"
-    if isinstance(caches, str) or not isinstance(caches, Iterable):
-        raise arguments.wrong_type("parallelize: caches", expected, caches)
-    patterns = list(caches)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise arguments.wrong_type("parallelize: caches", expected, patterns)
+    patterns = arguments.texts(
+        "parallelize: caches", caches, "names of inputs, or patterns of them"
+    )
     matched: dict[str, None] = {}
     for pattern in patterns:
         names = [name for name in inputs if matches(pattern, name)]
@@ -44,7 +42,7 @@ def names_of_caches(caches: object, inputs: Sequence[str]) -> list[str]:
             hint = arguments.similar(near) if near else arguments.listed("input", inputs)
             raise ValueError(
                 f"parallelize: caches: {pattern!r} matches no input; {hint}; caches is "
-                f"{arguments.quote(patterns)}"
+                f"{arguments.quote(list(patterns))}"
             )
         matched.update(dict.fromkeys(names))
     return list(matched)
@@ -108,8 +106,8 @@ class Caches:
     def with_placed_results(self, function: relax.Function) -> relax.Function:
         """Return the function with results of caches placed in the same way as the caches."""
         result_placements = {}
-        for var in _results(function):
-            if not isinstance(var.ty, relax.TensorType) or var in set(function.params):
+        for var in leaves_of(expanded(function.body.body, values_of(function))):
+            if not isinstance(var, relax.Var) or not isinstance(var.ty, relax.TensorType):
                 continue
             if self._has_axis_of_caches(var):
                 placements = self._placements_of(var)
@@ -122,30 +120,7 @@ class Caches:
             if placements is None or not isinstance(binding, relax.VarBinding):
                 return None
             computed = type(binding.var)(f"{binding.var.name}_made", binding.var.ty)
-            placed = place(computed, self.mesh, dict(zip(self.mesh.axes, placements, strict=True)))
-            call = typed(placed, binding.var.ty)
-            return [relax.VarBinding(computed, value), with_value(binding, call)]
+            placed = place_typed(computed, self.mesh, placements)
+            return [relax.VarBinding(computed, value), with_value(binding, placed)]
 
         return rewrite(function, change)
-
-
-def _results(function: relax.Function) -> list[relax.Var]:
-    """Return the variables that a function returns, including those in tuples."""
-    values: dict[relax.Var, Any] = {}
-    for block in function.body.blocks:
-        values.update((binding.var, binding.value) for binding in block.bindings)
-    results: list[relax.Var] = []
-
-    def visit(x: relax.Expr) -> None:
-        if isinstance(x, relax.Tuple):
-            for field in x.fields:
-                visit(field)
-        elif isinstance(x, relax.Var):
-            value = values.get(x)
-            if isinstance(value, (relax.Tuple, relax.Var)):
-                visit(value)
-            else:
-                results.append(x)
-
-    visit(function.body.body)
-    return results

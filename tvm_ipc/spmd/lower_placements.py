@@ -8,19 +8,24 @@ from tvm import relax
 
 from tvm_ipc import arguments
 from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
+from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import Mesh
 from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.errors import TransformError
-from tvm_ipc.spmd.placements.convert_dist_annotations import convert_dist_annotations, is_annotation
-from tvm_ipc.spmd.placements.lower_function import has_marks, lower_function, mesh_of_function
-from tvm_ipc.spmd.placements.redistribute import NAME
-from tvm_ipc.transform.module_pass import module_pass, option
-from tvm_ipc.transform.overlap.candidate_types import NotOverlappableError
-from tvm_ipc.transform.overlap.pipelined_gather import (
-    pipeline_marked,
-    with_dataflow,
-    without_dataflow,
+from tvm_ipc.spmd.placements.convert_dist_annotations import (
+    convert_dist_annotations,
+    is_distributed_tuple,
+    uses_dist,
 )
+from tvm_ipc.spmd.placements.lower_function import has_marks, lower_function
+from tvm_ipc.spmd.placements.place_calls import meshes_of_function
+from tvm_ipc.spmd.placements.redistribute import NAME
+from tvm_ipc.spmd.rules.operator_rule_table import use_primfuncs
+from tvm_ipc.spmd.streams.split_at_marks import StreamOptions, split_at_marks
+from tvm_ipc.spmd.tuple_parameters import with_separate_fields, with_tuples
+from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.overlap.chunk_loops import PrivateFunctions
+from tvm_ipc.transform.overlap.pipelined_gather import with_dataflow, without_dataflow
 from tvm_ipc.transform.report import Decision, note
 
 
@@ -56,19 +61,27 @@ class LowerPlacements:
 
     A parameter has the placement of the first `R.comm.place` that is applied to it. A result has
     the placement of the `R.comm.place` that computes it. Other parameters and results are
-    replicated. TVM's `R.dist.annotate_sharding` is treated like `R.comm.place`.
+    replicated. TVM's `R.dist.annotate_sharding`, `R.dist.redistribute` and `R.DTensor` are treated
+    like `R.comm.place`.
+
+    A function may use several meshes. `R.comm.place` on another mesh moves the tensor there, and
+    ranks skip what only ranks of other meshes need.
 
     If an extent is not a multiple of the number of ranks, all shards have the extent of the largest
     one. Parameters must have zeros in the padding of smaller shards, and results have them too.
 
-    A matmul along an axis that is marked for streams is split into chunks: see
-    `tvm_ipc.transform.overlap.pipelined_gather`.
+    A tensor that is marked for streams is computed in chunks along the marked axis, together with
+    the operators and collectives before it: see `tvm_ipc.spmd.streams`.
 
     Parameters
     ----------
-    streams : the number of chunks that are being gathered or multiplied at the same time, for
-        matmuls along an axis that is marked for streams. With 1 nothing overlaps. None ignores the
-        marks.
+    streams : the number of chunks that are communicated or computed at the same time, for tensors
+        that are marked for streams. With 1 nothing overlaps. None ignores the marks.
+    calibration : the measured times of the machine. A mark is left out if its chunks are predicted
+        to be slower, or hardly faster, unless it has `force=True`. None honours all marks.
+    blas : whether matmuls are offloaded to BLAS, which determines their predicted times.
+    compute_streams : whether chunk i of a marked tensor is computed on stream i % `streams` of a
+        GPU, so that operators of several chunks run side by side. CPUs refuse such programs.
 
     Raises
     ------
@@ -99,17 +112,34 @@ class LowerPlacements:
     """
 
     streams: int | None = option(_check_streams, default=2, kw_only=True)
+    calibration: Calibration | None = option(
+        arguments.instance, Calibration, "a tvm_ipc.Calibration", default=None, kw_only=True
+    )
+    blas: bool = option(arguments.flag, default=False, kw_only=True)
+    compute_streams: bool = option(arguments.flag, default=False, kw_only=True)
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with per-rank functions."""
+        with use_primfuncs(mod):
+            return self._apply(mod)
+
+    def _apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         lowered = {}
+        added: dict[tvm.ir.GlobalVar, tvm.tirx.PrimFunc] = {}
+        loops = PrivateFunctions.of(mod)
         for global_var, function in mod.functions_items():
             if isinstance(function, relax.Function) and _is_placed(function):
                 name = str(global_var.name_hint)
-                function = convert_dist_annotations(name, function)
-                mesh = mesh_of_function(name, function)
-                if mesh is not None:
-                    lowered[name] = self._lower(name, function, mesh, mod)
+                converted = convert_dist_annotations(name, function)
+                meshes = meshes_of_function(converted)
+                if not meshes:
+                    continue
+                known = _with_functions(mod, added)
+                # Callers pass shards of the fields of a tuple of distributed tensors.
+                separate = any(is_distributed_tuple(param.ty) for param in function.params)
+                fields = with_separate_fields(converted) if separate else converted
+                of_rank = self._lower(name, fields, meshes, known, added, loops)
+                lowered[name] = with_tuples(of_rank, converted) if separate else of_rank
         if not lowered:
             return mod
         _check_callers(mod, lowered)
@@ -119,35 +149,51 @@ class LowerPlacements:
             # The type of a lowered function changes, so it needs a new global variable.
             fresh = tvm.ir.GlobalVar(name) if name in lowered else global_var
             functions[fresh] = lowered.get(name, function)
-        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        functions |= loops.added
+        return _with_functions(
+            tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos), added
+        )
 
     def _lower(
-        self, name: str, function: relax.Function, mesh: Mesh, mod: tvm.IRModule
+        self,
+        name: str,
+        function: relax.Function,
+        meshes: list[Mesh],
+        mod: tvm.IRModule,
+        added: dict[tvm.ir.GlobalVar, tvm.tirx.PrimFunc],
+        loops: PrivateFunctions,
     ) -> relax.Function:
-        if not has_marks(function):
-            return lower_function(name, function, mesh, mod)[0]
-        if self.streams is None:
-            lowered, marks = lower_function(name, function, mesh, mod)
+        """Return the function of a rank, and add the PrimFuncs that it needs."""
+        is_pipelined = has_marks(function) and self.streams is not None
+        lowered = lower_function(
+            name, without_dataflow(function) if is_pipelined else function, meshes, mod
+        )
+        added.update(lowered.primfuncs)
+        marks = lowered.marks
+        if not is_pipelined:
             for mark in marks:
                 note(Decision(NAME, name, mark.subject, "left out", "the pass has streams=None"))
-            return lowered
-        plain, marks = lower_function(name, without_dataflow(function), mesh, mod)
-        result, outcomes = pipeline_marked(
-            plain, [(mark.value, mark.axis) for mark in marks], self.streams
-        )
-        for mark, chunks in zip(marks, outcomes, strict=True):
-            if isinstance(chunks, NotOverlappableError):
-                note(Decision(NAME, name, mark.subject, "left out", str(chunks)))
-            else:
-                at_a_time = min(self.streams, chunks)
-                reason = f"their rows are gathered asynchronously, {at_a_time} at a time"
-                outcome = f"in {arguments.counted(chunks, 'chunk')}"
-                note(Decision(NAME, name, mark.subject, outcome, reason))
+            return lowered.function
+        assert self.streams is not None
+        options = StreamOptions(self.streams, self.calibration, self.blas, self.compute_streams)
+        result, decisions = split_at_marks(lowered.function, marks, options, loops, name)
+        for mark, (verdict, reason) in zip(marks, decisions, strict=True):
+            note(Decision(NAME, name, mark.subject, verdict, reason))
         return with_dataflow(result)
 
 
+def _with_functions(
+    mod: tvm.IRModule, added: dict[tvm.ir.GlobalVar, tvm.tirx.PrimFunc]
+) -> tvm.IRModule:
+    """Return the module with further functions; itself if there are none."""
+    if not added:
+        return mod
+    functions = dict(mod.functions_items())
+    return tvm.IRModule({**functions, **added}, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
 def _is_placed(function: relax.Function) -> bool:
-    return any(is_place(call) or is_annotation(call) for call in calls(function))
+    return any(map(is_place, calls(function))) or uses_dist(function)
 
 
 def _check_callers(mod: tvm.IRModule, lowered: dict[str, relax.Function]) -> None:

@@ -11,57 +11,44 @@ constants only, such as a cast, a slice or a scale, to the first matmul, einsum 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from tvm import relax
 
+from tvm_ipc.analysis.resolve_variables import variables_of
 from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
 from tvm_ipc.spmd.axis_relation_graph import Tensor, tensors_of
-from tvm_ipc.spmd.rules.axis_label_rule import Labels, Refusal, Rule
+from tvm_ipc.spmd.rules.axis_label_rule import Labels, Rule
 from tvm_ipc.spmd.rules.operation import Operation, axis_of, operation_of
-from tvm_ipc.spmd.rules.operator_rule_table import rule_of
+from tvm_ipc.spmd.rules.operator_rule_table import rule_for
 from tvm_ipc.spmd.rules.reshape import RULES as RESHAPES
 from tvm_ipc.spmd.rules.reshape import groups_of
-from tvm_ipc.spmd.weight_placements_of_styles import Matmul
+from tvm_ipc.spmd.weight_placements_of_styles import Matmul, Use
 
 #: By axis of a tensor, the axes of the parameter that it consists of.
 _Origins: TypeAlias = tuple[frozenset[int], ...]
 
 
-@dataclass(eq=False)
-class FeatureAxes:
-    """The feature axes of a parameter in one function.
-
-    Attributes
-    ----------
-    rows : the axes along which the function looks up rows of a table.
-    matmuls : the matmuls, einsums and convolutions that the function uses the parameter in.
-    """
-
-    rows: set[int]
-    matmuls: list[Matmul]
-
-
-def feature_axes_of(
-    function: relax.Function, params: Iterable[relax.Var]
-) -> dict[relax.Var, FeatureAxes]:
-    """Return the feature axes of each parameter."""
-    return _Trace(function, params).found
+def record_uses(function: relax.Function, uses: Mapping[relax.Var, Use]) -> None:
+    """Add the feature axes of parameters in a function to the uses of these parameters."""
+    _Trace(function, uses)
 
 
 class _Trace:
-    """Traces the axes of parameters through a function; the result is the attribute `found`."""
+    """Traces the axes of parameters through a function, and records their uses."""
 
-    def __init__(self, function: relax.Function, params: Iterable[relax.Var]) -> None:
-        self.found = {param: FeatureAxes(set(), []) for param in params}
+    def __init__(self, function: relax.Function, uses: Mapping[relax.Var, Use]) -> None:
+        self.uses = uses
         #: The traced tensors, each with the parameters that it is computed from.
         self._origins: dict[Tensor, dict[relax.Var, _Origins]] = {
             (param, ()): {param: tuple(frozenset({axis}) for axis in range(int(param.ty.ndim)))}
-            for param in self.found
+            for param in uses
         }
         for binding, value in walk(function):
+            for var in variables_of(value.cond if isinstance(value, relax.If) else value):
+                if var in uses:
+                    uses[var].unused = False
             if binding is None:
                 continue
             results = [tensor for tensor, _ in tensors_of(binding.var)]
@@ -80,9 +67,9 @@ class _Trace:
         traced = {k: self._origins[x] for k, x in enumerate(tensors) if x in self._origins}
         if not traced:
             return
-        if op.name in RESHAPES or op.name == "comm.place":
+        if op.operator in RESHAPES or op.operator == "comm.place":
             groups = [([axis], [axis]) for axis in range(op.ndim())]
-            if op.name in RESHAPES:
+            if op.operator in RESHAPES:
                 groups = groups_of(op.dims(), op.result_dims())
             old_of = {new: olds for olds, news in groups for new in news}
             for param, origins in traced.get(0, {}).items():
@@ -95,21 +82,18 @@ class _Trace:
                     ],
                 )
             return
-        if op.name == "take" and op.ndim() == 2:
+        if op.operator == "take" and op.ndim() == 2:
             # A take from a stack of matrices, such as those of experts, returns matrices.
             for param, origins in traced.get(0, {}).items():
-                self.found[param].rows |= origins[axis_of(op.attrs.axis or 0, 2)]
+                self.uses[param].rows |= origins[axis_of(op.attrs.axis or 0, 2)]
             return
-        try:
-            rule = rule_of(op)
-        except Refusal:
-            return
+        rule = rule_for(op)
         if rule is None:
             return
         in_results = {label for labels in rule.results for label in labels}
         if self._records_matmul(rule, in_results, var, traced):
             return
-        others = set(range(1 if op.name == "take" else len(tensors))).difference(traced)
+        others = set(range(1 if op.operator == "take" else len(tensors))).difference(traced)
         if any(isinstance(tensors[k][0], relax.Var) for k in others):
             return  # an activation: no weight is computed
         for k, by_param in traced.items():
@@ -140,7 +124,7 @@ class _Trace:
             if not any(inputs):
                 continue
             for param, origins in traced.get(k, {}).items():
-                self.found[param].matmuls.append(
+                self.uses[param].matmuls.append(
                     Matmul(
                         str(var.name),
                         frozenset().union(*(o for o, x in zip(origins, outputs, strict=True) if x)),

@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 from tvm import relax, tirx
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.comm import Mesh
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents, same_extents
 from tvm_ipc.comm.extent_arithmetic import constant
-from tvm_ipc.comm.place_op import is_place
-from tvm_ipc.comm.placements import Placements, format_placements, placements_of
-from tvm_ipc.spmd.matmul_axes_of_parameters import FeatureAxes, feature_axes_of
-from tvm_ipc.spmd.parameter_uses import unused
+from tvm_ipc.comm.placements import Placements, format_placements
+from tvm_ipc.spmd.matmul_axes_of_parameters import record_uses
+from tvm_ipc.spmd.placements.place_calls import placements_of_params
 from tvm_ipc.spmd.weight_placements_of_styles import Use
 
 
@@ -33,7 +31,9 @@ class Parameter:
     shape : the shape of the whole parameter; an extent in which functions differ is symbolic.
     dtype : the type of its elements.
     is_input : whether it is passed with each call; other parameters are weights.
+    is_counted_input : whether it is one of the inputs that the attribute `num_input` counts.
     variables : its variable in each function that has it.
+    use : how the functions use it.
     """
 
     name: str
@@ -41,7 +41,9 @@ class Parameter:
     shape: tuple[Any, ...]
     dtype: str
     is_input: bool
+    is_counted_input: bool
     variables: list[relax.Var]
+    use: Use = field(default_factory=lambda: Use(unused=True))
 
 
 #: The functions of a module, and its parameters, by name.
@@ -50,7 +52,7 @@ Parameters = Mapping[str, Parameter]
 
 
 def parameters_of(functions: Functions, names: Any) -> dict[str, Parameter]:
-    """Return the parameters of functions, by the names that plans use.
+    """Return the parameters of functions with their uses, by the names that plans use.
 
     Parameters
     ----------
@@ -72,7 +74,8 @@ def parameters_of(functions: Functions, names: Any) -> dict[str, Parameter]:
             arguments.text("parallelize: names, of a parameter", name)
             shape = tuple(dim if constant(dim) is None else constant(dim) for dim in dims)
             is_input = k < inputs or any(constant(extent) is None for extent in dims)
-            new = Parameter(name, parameter, shape, dtype_of(param.ty), is_input, [param])
+            dtype = dtype_of(param.ty)
+            new = Parameter(name, parameter, shape, dtype, is_input, k < inputs, [param])
             if name in parameters:
                 _unify(parameters[name], new)
             else:
@@ -83,6 +86,12 @@ def parameters_of(functions: Functions, names: Any) -> dict[str, Parameter]:
         near = get_close_matches(str(unknown[0]), sorted(param_names))
         hint = arguments.similar(near) if near else "no parameter has a similar name"
         raise ValueError(f"parallelize: names: there is no parameter {unknown[0]!r}; {hint}")
+    by_kind: dict[bool, dict[relax.Var, Use]] = {False: {}, True: {}}
+    for param in parameters.values():
+        by_kind[param.is_input].update(dict.fromkeys(param.variables, param.use))
+    for function in functions.values():
+        for uses in by_kind.values():  # a weight combined with an input is no weight
+            record_uses(function, uses)
     return parameters
 
 
@@ -107,6 +116,7 @@ def _unify(existing: Parameter, new: Parameter) -> None:
         )
     if existing.is_input and len(new.shape) == len(existing.shape):
         existing.shape = tuple(map(_common_extent, existing.shape, new.shape))
+    existing.is_counted_input |= new.is_counted_input
     existing.variables += new.variables
 
 
@@ -121,14 +131,10 @@ def placed_in_program(
     name_of = {var: param.name for param in params.values() for var in param.variables}
     specified: dict[str, tuple[Placements, str]] = {}
     for function_name, function in functions.items():
-        seen = set()
-        for call in calls(function):
-            is_explicit = is_place(call) and not call.attrs.inserted
-            name = name_of.get(call.args[0]) if is_explicit else None
-            if name is None or name in seen:  # only the first `R.comm.place` of a parameter counts
+        for var, placements in placements_of_params(mesh, function).items():
+            name = name_of.get(var)
+            if name is None:
                 continue
-            seen.add(name)
-            placements = placements_of(mesh, call.attrs.placements)
             earlier, earlier_function = specified.setdefault(name, (placements, function_name))
             if earlier != placements:
                 raise ValueError(
@@ -137,34 +143,3 @@ def placed_in_program(
                     f"{format_placements(mesh, placements)}; use the same placement in both"
                 )
     return {name: placements for name, (placements, _) in specified.items()}
-
-
-def uses_of(functions: Functions, params: Parameters) -> Callable[[str], Use]:
-    """Return a function that returns how the program uses the parameter with a name."""
-    by_kind: dict[bool, set[relax.Var]] = {False: set(), True: set()}
-    for param in params.values():
-        by_kind[param.is_input].update(param.variables)
-    feature_axes: dict[relax.Var, FeatureAxes] = {}
-    for function in functions.values():
-        for variables in by_kind.values():  # a weight combined with an input is no weight
-            own = [var for var in function.params if var in variables]
-            feature_axes |= feature_axes_of(function, own)
-    idle = unused(functions.values(), feature_axes)
-
-    def use_of(name: str) -> Use:
-        variables = params[name].variables
-        each = [feature_axes[var] for var in variables]
-        return Use(
-            frozenset[int]().union(*(axes.rows for axes in each)),
-            tuple(matmul for axes in each for matmul in axes.matmuls),
-            idle.issuperset(variables),
-        )
-
-    return use_of
-
-
-def idle_weights(functions: Functions, params: Parameters) -> list[str]:
-    """Return weights that no function uses."""
-    weights = [param for param in params.values() if not param.is_input]
-    idle = unused(functions.values(), [var for weight in weights for var in weight.variables])
-    return [weight.name for weight in weights if idle.issuperset(weight.variables)]

@@ -7,6 +7,7 @@ operators take as long as a copy of their results. Unknown extents count as 128.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,11 +17,14 @@ from typing import Any, Final
 import tvm
 from tvm import relax
 
-from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
+from tvm_ipc.analysis.resolve_variables import body_bindings
+from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
 from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents
+from tvm_ipc.comm.expert_ops import MOE
 from tvm_ipc.comm.extent_arithmetic import constant, item_bytes
+from tvm_ipc.packed_functions import KINDS
 from tvm_ipc.spmd.rules.operation import short_name, tensor_types
 
 #: The number that is assumed for an unknown extent.
@@ -58,9 +62,6 @@ def nominal(workers: int) -> Calibration:
         machine="nominal figures",
         backend="any",
         workers=workers,
-        bandwidth=0.0,
-        latency=0.0,
-        wake=0.0,
         matmul=matmul,
         blas_matmul=None,
         collectives={
@@ -70,9 +71,7 @@ def nominal(workers: int) -> Calibration:
         },
         reduce=copy,
         copy=copy,
-        chunk=0.0,
-        hide=0.0,
-        noise=0.0,
+        **dict.fromkeys(("bandwidth", "latency", "wake", "chunk", "hide", "noise"), 0.0),
     )
 
 
@@ -106,19 +105,19 @@ class Costs:
     calibration: Calibration
     _matmul_cache: dict[Any, float] = field(default_factory=dict, compare=False)
 
-    def collective(self, kind: str, size: float) -> float:
-        """Return the seconds of a collective, given the bytes of the whole tensor."""
+    def collective(self, name: str, size: float) -> float:
+        """Return the seconds of a collective, given its kind and the bytes of a rank's input."""
         workers = self.calibration.workers
         if workers == 1 or not size:
             return 0.0
-        if kind == "take_shard":
-            return self.calibration.copy.at(size / workers)
-        shard_bytes = size / workers / (workers if kind == "all_to_all" else 1)
-        measured_kind = kind if kind in COLLECTIVES else "allgather"
-        seconds = self.calibration.collectives[measured_kind].at(shard_bytes)
+        kind = KINDS[name]
+        slice_bytes = kind.slice_bytes(size, workers)
+        if not kind.communicates:
+            return self.calibration.copy.at(slice_bytes)
+        measured_kind = name if name in COLLECTIVES else "allgather"
+        seconds = self.calibration.collectives[measured_kind].at(slice_bytes)
         if self.calibration.bandwidth:
-            moved = (2 if kind == "allreduce" else 1) * (workers - 1) * shard_bytes
-            seconds += moved / self.calibration.bandwidth
+            seconds += kind.bytes_received(size, workers) / self.calibration.bandwidth
         if self.calibration.bandwidth or self.calibration.latency:
             seconds += self.calibration.latency + self.calibration.wake
         return seconds
@@ -142,6 +141,18 @@ class Costs:
             rows = prod(results[0].extents) / max(1, columns)
             return self._matrix_product(rows, largest / max(1, columns), columns)
         return self.calibration.copy.at(sum(shape.bytes for shape in results))
+
+    def moe(self, operands: Sequence[Shape], workers: int) -> Seconds:
+        """Return the times of a mixture of experts, whose tokens are spread evenly over experts."""
+        tokens, features = operands[0].extents
+        rows = tokens * operands[1].extents[1]
+        inner = operands[4].extents[2]
+        up, down = ((features, 2 * inner), (inner, features))
+        computing = self._matrix_product(rows, *up) + self._matrix_product(rows, *down)
+        if workers == 1:
+            return Seconds(computing)
+        sent = rows * features * operands[0].item
+        return Seconds(computing, 2 * self.collective("all_to_all", sent))
 
     def _matmul(self, a: Sequence[float], b: Sequence[float], result: Sequence[float]) -> float:
         inner = a[-1]
@@ -186,22 +197,19 @@ def number(extent: Any) -> float:
     if value is not None:
         return value
     kind = type(extent).__name__
-    if kind in ("Add", "Sub", "Mul", "FloorDiv", "Div", "FloorMod", "Mod", "Max", "Min"):
-        a, b = number(extent.a), number(extent.b)
-        return float(_EVALUATED[kind](a, b))
+    if kind in _EVALUATED:
+        return float(_EVALUATED[kind](number(extent.a), number(extent.b)))
     if kind == "Cast":
         return number(extent.value)
     return TYPICAL
 
 
 _EVALUATED: Final[dict[str, Any]] = {
-    "Add": lambda a, b: a + b,
+    "Add": operator.add,
     "Sub": lambda a, b: max(0, a - b),
-    "Mul": lambda a, b: a * b,
-    "FloorDiv": lambda a, b: a // b if b else 0,
-    "Div": lambda a, b: a // b if b else 0,
-    "FloorMod": lambda a, b: a % b if b else 0,
-    "Mod": lambda a, b: a % b if b else 0,
+    "Mul": operator.mul,
+    **dict.fromkeys(("FloorDiv", "Div"), lambda a, b: a // b if b else 0),
+    **dict.fromkeys(("FloorMod", "Mod"), lambda a, b: a % b if b else 0),
     "Max": max,
     "Min": min,
 }
@@ -212,25 +220,28 @@ def seconds_of(var: relax.Var, value: relax.Expr, costs: Costs) -> Seconds:
     if not isinstance(value, relax.Call):
         return Seconds()
     operand_types = [ty for x in value.args for ty in tensor_types(x.ty)]
-    if str(getattr(value.op, "name", "")) == COLLECTIVE:
-        kind = str(value.attrs.kind)
-        workers = costs.calibration.workers
-        size = shape_of(operand_types[0]).bytes * (
-            workers if kind in ("allgather", "all_to_all") else 1
-        )
-        return Seconds(0.0, costs.collective(kind, size))
+    if operator_of(value) == COLLECTIVE:
+        size = shape_of(operand_types[0]).bytes
+        return Seconds(0.0, costs.collective(str(value.attrs.kind), size))
     operands = list(map(shape_of, operand_types))
+    if operator_of(value) == MOE:
+        return costs.moe(operands, int(value.attrs.workers))
     results = [shape_of(ty) for ty in tensor_types(var.ty)]
     return Seconds(costs.operator(short_name(value), operands, results), 0.0)
 
 
+def seconds_of_function(function: relax.Function, costs: Costs) -> Seconds:
+    """Return the predicted time of one rank for one call of a function."""
+    bindings = body_bindings(function)
+    return sum((seconds_of(each.var, each.value, costs) for each in bindings), Seconds())
+
+
 def predicted(mod: tvm.IRModule, costs: Costs) -> Seconds:
     """Return the predicted time of one rank for one call of each function."""
-    total = Seconds()
-    for _, function in mod.functions_items():
-        if not isinstance(function, relax.Function):
-            continue
-        for binding, value in walk(function):
-            if binding is not None:
-                total += seconds_of(binding.var, value, costs)
-    return total
+    functions = (function for _, function in mod.functions_items())
+    of_functions = (
+        seconds_of_function(function, costs)
+        for function in functions
+        if isinstance(function, relax.Function)
+    )
+    return sum(of_functions, Seconds())

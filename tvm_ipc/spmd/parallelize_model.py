@@ -11,23 +11,26 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
+from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import Mesh
 from tvm_ipc.packed_functions import MAX_WORKERS
-from tvm_ipc.spmd.canonicalize_bmm import canonicalize_bmm
-from tvm_ipc.spmd.canonicalize_gqa import canonicalize_gqa
+from tvm_ipc.spmd.canonicalize_attention import canonicalize_attention
 from tvm_ipc.spmd.combine_placement_sources import ShardingPlan, make_sharding_plan
+from tvm_ipc.spmd.extents_known_on_ranks import with_multiples_of_ranks
 from tvm_ipc.spmd.insert_reshards import insert_reshards
 from tvm_ipc.spmd.lower_placements import LowerPlacements
-from tvm_ipc.spmd.model_parameters_and_uses import Functions, Parameters, parameters_of, uses_of
+from tvm_ipc.spmd.model_parameters_and_uses import Functions, Parameters, parameters_of
 from tvm_ipc.spmd.parallelize_result import Parallelized
 from tvm_ipc.spmd.parameter_shard_spec import notes_of
 from tvm_ipc.spmd.pipeline_parallelism.choose_stages import check_stages
 from tvm_ipc.spmd.pipeline_parallelism.lower_pipeline import check_unplaced, lower_pipeline
 from tvm_ipc.spmd.place_activations_by_style import place_activations
 from tvm_ipc.spmd.placements.convert_dist_annotations import convert_dist_annotations
-from tvm_ipc.spmd.placements.lower_function import mesh_of_function
+from tvm_ipc.spmd.placements.place_calls import mesh_of_function
 from tvm_ipc.spmd.plan_parser import PIPELINE, read_plan
+from tvm_ipc.spmd.rules.operator_rule_table import use_primfuncs
+from tvm_ipc.spmd.tuple_parameters import with_separate_fields, with_tuples
 from tvm_ipc.transform import collect_report
 from tvm_ipc.transform.report import note
 
@@ -55,9 +58,9 @@ def parallelize(
         (shard output features) and "rowwise" (shard input features). On a mesh with several axes,
         each value is a mapping from axes to placements or styles, such as {"tp": "colwise"}. For a
         style, the matmul that uses a weight determines which axis of the weight is sharded.
-        Parameters without a placement in the plan, the program or `caches` are replicated. If you
-        pass a transformers model, its own plan is used. "auto", for a pattern or as the plan,
-        selects automatic sharding.
+        `R.comm.place` in the program shards further parameters. Others are replicated. If you pass
+        a transformers model, its own plan is used. "auto", for a pattern or as the plan, selects
+        automatic sharding.
     mesh : the mesh of the ranks, or the number of ranks. If you pass a number and the functions
         place tensors on a mesh, that mesh is used, and must have this many ranks. If they place
         none, the mesh has the single axis "tp".
@@ -111,17 +114,46 @@ def parallelize(
       allreduce of gv2 along 'tp': it is a result, and results without R.comm.place are replicated
     """
     arguments.instance("parallelize: mod", mod, tvm.IRModule, "an IRModule")
+    with use_primfuncs(mod):
+        return _parallelized(mod, plan, mesh, names, caches, calibration, stages)
+
+
+def _parallelized(
+    mod: tvm.IRModule,
+    plan: Any,
+    mesh: Mesh | int,
+    names: Mapping[str, str] | None,
+    caches: Sequence[str],
+    calibration: Calibration | None,
+    stages: Sequence[str] | None,
+) -> Parallelized:
     if calibration is not None:
         expected = "a Calibration, or None"
         arguments.instance("parallelize: calibration", calibration, Calibration, expected)
-    functions = _functions(mod, mesh)
+    functions: Functions = _functions(mod, mesh)
     own_meshes = {name: mesh_of_function(name, func) for name, func in functions.items()}
     mesh = _mesh(mesh, own_meshes)
     begins = check_stages(stages, mesh)
-    params = parameters_of(functions, names)
-    shapes = {name: param.shape for name, param in params.items()}
-    planned = read_plan(plan, mesh, shapes, uses_of(functions, params))
-    sharding = make_sharding_plan(functions, params, mesh, planned, caches, calibration)
+    originals = functions
+    if PIPELINE not in mesh.axes:
+        functions = {name: with_separate_fields(each) for name, each in functions.items()}
+
+    def make_plan(functions: Functions) -> tuple[Parameters, ShardingPlan]:
+        params = parameters_of(functions, names)
+        shapes = {name: param.shape for name, param in params.items()}
+        planned = read_plan(plan, mesh, shapes, lambda name: params[name].use)
+        return params, make_sharding_plan(functions, params, mesh, planned, caches, calibration)
+
+    params, sharding = make_plan(functions)
+    known = with_multiples_of_ranks(
+        functions,
+        mesh,
+        sharding.placements_of_variables(params),
+        sharding.derived_variables(params),
+    )
+    if known is not functions:
+        functions = known
+        params, sharding = make_plan(functions)
 
     placed = {
         name: _placed(name, function, sharding, params, own_meshes[name] is not None)
@@ -140,7 +172,10 @@ def parallelize(
         decisions += pipeline.decisions
         notes += pipeline.notes
         specs = {name: replace(spec, ranks=pipeline.ranks[name]) for name, spec in specs.items()}
-
+    else:
+        for_one = change_functions(
+            for_one, lambda name, function: with_tuples(function, originals[name])
+        )
     for decision in decisions:
         note(decision)
     notes += notes_of(spec for name, spec in specs.items() if name not in sharding.idle)
@@ -152,7 +187,7 @@ def _functions(mod: tvm.IRModule, mesh: Mesh | int) -> dict[str, relax.Function]
     named_mesh = mesh if isinstance(mesh, Mesh) else None
     return {
         str(name.name_hint): convert_dist_annotations(
-            str(name.name_hint), canonicalize_gqa(canonicalize_bmm(function)), named_mesh
+            str(name.name_hint), canonicalize_attention(function), named_mesh
         )
         for name, function in mod.functions_items()
         if isinstance(function, relax.Function)
@@ -200,7 +235,7 @@ def _placed(
     function = place_activations(name, function, sharding.mesh, placements, styles)
     if not placements and not has_placements:
         return function
-    return insert_reshards(function, sharding.mesh, placements)
+    return insert_reshards(function, sharding.mesh, placements, sharding.flows.get(name))
 
 
 def _with_functions(mod: tvm.IRModule, functions: Functions) -> tvm.IRModule:

@@ -13,7 +13,7 @@ import tvm
 
 from tvm_ipc import arguments
 from tvm_ipc.comm import Mesh, Shard
-from tvm_ipc.comm.extent_arithmetic import constant, item_bytes, local_extent
+from tvm_ipc.comm.extent_arithmetic import constant, divides, item_bytes, local_extent
 from tvm_ipc.comm.placements import Placements, format_placements
 from tvm_ipc.index_spans_per_axis import Spans, even_shard, extract, whole_axis
 
@@ -28,7 +28,7 @@ class ShardSpec:
     Attributes
     ----------
     name : the name of the parameter in plans.
-    parameter : its name in the functions.
+    parameter : its name in the functions; "weights.0" for the first field of a tuple.
     shape : the shape of the whole parameter; extents may be symbolic.
     dtype : the type of its elements.
     mesh : the mesh of its ranks.
@@ -156,16 +156,35 @@ class ShardSpec:
             number is not None and number != extent
             for number, extent in zip(expected, extents, strict=True)
         ):
-            declared = ", ".join(map(str, self.shape))
+            declared = ", ".join(map(_format, self.shape))
             raise ValueError(f"{name}: {self.name!r} is ({declared}), not {extents}")
+        for placement, workers in zip(self.placements, self.mesh.axes.values(), strict=True):
+            if not isinstance(placement, Shard) or expected[placement.axis] is not None:
+                continue
+            axis = placement.axis
+            if extents[axis] % workers and divides(workers, self.shape[axis]):
+                raise ValueError(
+                    f"{name}: axis {axis} of {self.name!r} is {_format(self.shape[axis])}, a "
+                    f"multiple of the {workers} ranks, not {extents[axis]}; pad it, or give the "
+                    "program a parameter with the extent, such as R.Shape"
+                )
         return extents
 
     def __str__(self) -> str:
         """Return name, shape, type and placements on one line."""
-        extents = ", ".join(map(str, self.shape))
+        extents = ", ".join(map(_format, self.shape))
         on_ranks = "" if self.ranks is None else f" on {format_ranks(self.ranks)}"
         placements = format_placements(self.mesh, self.placements)
         return f"{self.name} ({extents}) {self.dtype}: {placements}{on_ranks}"
+
+
+def _format(extent: Any) -> str:
+    """Return an extent as programs print it."""
+    if constant(extent) is not None:
+        return str(constant(extent))
+    from tvm import relax  # the compiler, which programs that only run do not have
+
+    return str(relax.ShapeExpr([extent])).removeprefix("R.shape([").removesuffix("])")
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

@@ -19,11 +19,11 @@ from functools import cached_property
 
 from tvm import relax
 
+from tvm_ipc.analysis.resolve_variables import expanded, leaves_of, values_of, variables_of
 from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
 from tvm_ipc.comm.collective_relax_op import extents
 from tvm_ipc.errors import TransformError
 from tvm_ipc.spmd.op_costs import Costs, seconds_of, shape_of
-from tvm_ipc.spmd.parameter_uses import variables_of
 
 
 class OpOrder:
@@ -41,9 +41,9 @@ class OpOrder:
     ) -> None:
         self.name, self.function, self.weights = name, function, weights
         self.bindings = _bindings(name, function)
-        self.values = {binding.var: binding.value for binding in self.bindings}
-        tuples: set[relax.Var] = set()
-        self.result = self._resolved(function.body.body, tuples)
+        self.values = values_of(function)
+        self.result = expanded(function.body.body, self.values)
+        tuples = self._tuples_in(function.body.body)
         for binding in self.bindings:
             shared = tuples.intersection(variables_of(binding.value))
             if shared and binding.var not in tuples:
@@ -162,16 +162,16 @@ class OpOrder:
             return float("inf")
         return sum(shape_of(var.ty).bytes for var in live)
 
-    def _resolved(self, result: relax.Expr, tuples: set[relax.Var]) -> relax.Expr:
-        """Return a result with variables that are bound to tuples replaced by these tuples."""
-        value = self.values.get(result) if isinstance(result, relax.Var) else None
-        if isinstance(value, relax.Tuple):
-            tuples.add(result)
-        if isinstance(value, (relax.Tuple, relax.Var)):
-            return self._resolved(value, tuples)
-        if isinstance(result, relax.Tuple):
-            return relax.Tuple([self._resolved(field, tuples) for field in result.fields])
-        return result
+    def _tuples_in(self, result: relax.Expr) -> set[relax.Var]:
+        """Return the variables of tuples in a result."""
+        tuples: set[relax.Var] = set()
+        for var in leaves_of(result):
+            value = self.values.get(var) if isinstance(var, relax.Var) else None
+            if isinstance(value, relax.Tuple):
+                tuples.add(var)
+            if isinstance(value, (relax.Tuple, relax.Var)):
+                tuples |= self._tuples_in(value)
+        return tuples
 
 
 def _bindings(name: str, function: relax.Function) -> list[relax.Binding]:

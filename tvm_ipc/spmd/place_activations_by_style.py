@@ -19,22 +19,27 @@ operand of a weight that is sharded by outputs is gathered, so that the weight i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from tvm import relax
 
-from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, typed, walk, with_value
-from tvm_ipc.comm import Mesh, Placement, Replica, Shard, place
+from tvm_ipc.analysis.binding_builders import replace_call
+from tvm_ipc.analysis.program_order import linearize
+from tvm_ipc.analysis.resolve_variables import variables_of
+from tvm_ipc.analysis.uses import Uses
+from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite, walk, with_value
+from tvm_ipc.comm import Mesh, Placement, Replica, Shard
 from tvm_ipc.comm.collective_relax_op import extents
 from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import Placements
-from tvm_ipc.spmd.insert_reshards import placements_of_tensors, rule_for
-from tvm_ipc.spmd.parameter_uses import OperandUse, operand_uses_of, variables_of
+from tvm_ipc.spmd.insert_reshards import placements_of_tensors
+from tvm_ipc.spmd.placements.place_calls import place_typed
 from tvm_ipc.spmd.rules import convolution_pooling_resize, matmul_attention
-from tvm_ipc.spmd.rules.operation import short_name
+from tvm_ipc.spmd.rules.operation import operation_of, short_name, tensors_among
+from tvm_ipc.spmd.rules.operator_rule_table import rule_for
 from tvm_ipc.spmd.weight_placements_of_styles import Style
 from tvm_ipc.transform.report import Decision, note
 
@@ -82,22 +87,8 @@ class _ActivationPlacer:
         self.replicas: Placements = (Replica(),) * len(self.axes)
         self.placement_of = placements_of_tensors(function, mesh, params)
         self.params = set(function.params)
-        self.value_of: dict[relax.Var, relax.Expr] = {}
-        self.users: dict[relax.Var, list[relax.Binding]] = {}
-        for binding, value in walk(function):
-            if binding is None:
-                continue
-            self.value_of[binding.var] = value
-            if isinstance(value, relax.Call):
-                for var in set(variables_of(value)):
-                    self.users.setdefault(var, []).append(binding)
-        #: The index of the block that binds a variable, without nested blocks.
-        self.blocks = {
-            binding.var: k
-            for k, block in enumerate(as_list(function.body.blocks))
-            for binding in as_list(block.bindings)
-        }
-        uses = operand_uses_of(function, function.params)
+        self.uses = Uses(linearize(name, function))
+        operand_uses = _operand_uses_of(function, function.params)
         #: Traced axes: a variable, its axis, and the index of the mesh axis.
         self.traced: set[tuple[relax.Var, int, int]] = set()
         #: The placements to insert on the results of bindings.
@@ -109,16 +100,16 @@ class _ActivationPlacer:
         self.uses_gathered: set[tuple[relax.Var, relax.Var]] = set()
         for param, by_axis in styles.items():
             for mesh_axis, style in by_axis.items():
-                for use in uses.get(param, ()):
+                for use in operand_uses.get(param, ()):
                     if style.result is not None:
                         self._shard_result(param, style, self.axes.index(mesh_axis), use)
-        order = {var: k for k, var in enumerate(self.value_of)}
         products = [
-            (order[use.binding.var], self.axes.index(mesh_axis), use)
+            (self.uses.bound[use.binding.var].entry, self.axes.index(mesh_axis), use)
             for param, by_axis in styles.items()
             for mesh_axis, style in by_axis.items()
             if style.shards == "outputs" and style.result is None
-            for use in uses.get(param, ())
+            for use in operand_uses.get(param, ())
+            if use.binding.var in self.uses.bound  # not in a local function
         ]
         for _, index, use in sorted(products, key=lambda product: product[:2]):
             self._gather(index, use)
@@ -127,7 +118,7 @@ class _ActivationPlacer:
     # ---- the choice of placements -----------------------------------------------------------
 
     def _shard_result(
-        self, param: relax.Var, style: Style, index: int, operand_use: OperandUse
+        self, param: relax.Var, style: Style, index: int, operand_use: _OperandUse
     ) -> None:
         """Place the result of a module as its style specifies."""
         var = self._result(operand_use.binding.var)
@@ -160,12 +151,11 @@ class _ActivationPlacer:
 
     def _result(self, var: relax.Var) -> relax.Var:
         """Return the result of a module, after the reshape that undoes a flattening of rows."""
-        users = self.users.get(var, [])
-        if len(users) == 1 and var.ty.ndim == 2:
-            value = users[0].value
-            if short_name(value) in _RESHAPES and users[0].var.ty.ndim == 3:
-                return users[0].var
-        return var
+        bindings = {step.entry: step.binding for step in self.uses.users[var]}
+        users = [each for each in bindings.values() if each and isinstance(each.value, relax.Call)]
+        if len(users) != 1 or short_name(users[0].value) not in _RESHAPES:
+            return var
+        return users[0].var if (var.ty.ndim, users[0].var.ty.ndim) == (2, 3) else var
 
     def _sources(self, var: relax.Var, axis: int, index: int) -> dict[relax.Var, int]:
         """Return the matmuls and lookups that a tensor depends on, each with the traced axis.
@@ -188,12 +178,12 @@ class _ActivationPlacer:
 
     def _trace(self, var: relax.Var, axis: int, index: int) -> list[tuple[relax.Var, int]] | None:
         """Return the operands that have an axis of a result, or None if the trace ends here."""
-        value = self.value_of[var]
+        value = self._value_of(var)
         if isinstance(value, relax.Var):
             return None if value in self.params else [(value, axis)]
         if not isinstance(value, relax.Call) or short_name(value) in _SOURCES:
             return None
-        rule = rule_for(value, var.ty)
+        rule = rule_for(operation_of(value, var.ty))
         if rule is None or len(rule.results) != 1:
             return None
         label = rule.results[0][axis]
@@ -201,48 +191,47 @@ class _ActivationPlacer:
             return None
         if rule.why_not(label, list(self.mesh.axes.values())[index]):
             return None
-        operands = list(variables_of(value))
-        if len(operands) != len(rule.operands):
-            # Rules count constants as operands too.
-            operands = [x for x in value.args if isinstance(x.ty, relax.TensorType)]
-        if len(operands) != len(rule.operands):
-            return None
         with_axis = [
             (x, labels.index(label))
-            for x, labels in zip(operands, rule.operands, strict=True)
+            for x, labels in zip(tensors_among(value.args), rule.operands, strict=True)
             if label in labels and isinstance(x, relax.Var)
         ]
         if not with_axis or any(x in self.params for x, _ in with_axis):
             return None
         return with_axis
 
-    def _gather(self, index: int, operand_use: OperandUse) -> None:
+    def _gather(self, index: int, operand_use: _OperandUse) -> None:
         """Gather the other operand of a matmul with a weight that is sharded by outputs.
 
         An operand that is flattened for it is gathered before that, once for all matmuls.
         """
-        block = self.blocks.get(operand_use.binding.var)
-        if block is None:
-            return
+        bound = self.uses.bound
+        product = bound[operand_use.binding.var]
         for number, argument in enumerate(operand_use.call.args):
             if number == operand_use.position or not isinstance(argument, relax.Var):
                 continue
-            source, user, value = argument, operand_use.binding.var, self.value_of.get(argument)
-            if isinstance(value, relax.Call) and short_name(value) == "reshape":
+            source, user, value = argument, operand_use.binding.var, self._value_of(argument)
+            if short_name(value) == "reshape":
                 source, user = value.args[0], argument
             if source in self.params or isinstance(self._placement_of(source)[index], Shard):
                 continue
-            if self.blocks.get(user) != block or self.blocks.get(source) != block:
+            if any(
+                var not in bound or not bound[var].shares_block(product) for var in (user, source)
+            ):
                 continue
             self.gathered.setdefault(source, list(self._placement_of(source)))[index] = Replica()
             self.uses_gathered.add((source, user))
+
+    def _value_of(self, var: relax.Var) -> Any:
+        step = self.uses.bound.get(var)
+        return None if step is None else step.value
 
     def _placement_of(self, var: relax.Var) -> Placements:
         placements = self.placement_of.get(var)
         return self.replicas if placements is None else placements
 
     def _place(self, var: relax.Var, index: int, placement: Placement) -> None:
-        if is_place(self.value_of[var]):  # the program specifies its own placement
+        if is_place(self._value_of(var)):  # the program specifies its own placement
             return
         self.placed.setdefault(var, list(self._placement_of(var)))[index] = placement
 
@@ -256,17 +245,16 @@ class _ActivationPlacer:
                 self._gathered_var(x) if (x, var) in self.uses_gathered else x for x in value.args
             ]
             if any(new is not old for new, old in zip(arguments, value.args, strict=True)):
-                call = relax.Call(value.op, arguments, value.attrs, list(value.ty_args), value.span)
-                bindings = [with_value(binding, typed(call, value.ty))]
+                bindings = [with_value(binding, replace_call(value, value.op, arguments))]
         if var in self.placed:
             unplaced = type(var)(f"{var.name}_whole", var.ty)
             bindings = [
                 relax.VarBinding(unplaced, bindings[0].value),
-                relax.VarBinding(var, self._placed_at(unplaced, self.placed[var])),
+                relax.VarBinding(var, self._place_call(unplaced, self.placed[var])),
             ]
         if var in self.gathered:
             gathered = self._gathered_var(var)
-            bindings.append(relax.VarBinding(gathered, self._placed_at(var, self.gathered[var])))
+            bindings.append(relax.VarBinding(gathered, self._place_call(var, self.gathered[var])))
         return None if bindings == [binding] else bindings
 
     def _gathered_var(self, var: relax.Var) -> relax.Var:
@@ -274,6 +262,46 @@ class _ActivationPlacer:
             self.gathered_vars[var] = type(var)(f"{var.name}_gathered", var.ty)
         return self.gathered_vars[var]
 
-    def _placed_at(self, x: relax.Var, target: list[Placement]) -> relax.Call:
-        placements = dict(zip(self.axes, target, strict=True))
-        return typed(place(x, self.mesh, placements, inserted=True), x.ty)
+    def _place_call(self, x: relax.Var, target: list[Placement]) -> relax.Call:
+        return place_typed(x, self.mesh, tuple(target), inserted=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _OperandUse:
+    """A call that combines a parameter with other values.
+
+    Attributes
+    ----------
+    binding : the binding of the call.
+    call : the call.
+    position : the index of the argument that depends on the parameter.
+    """
+
+    binding: relax.Binding
+    call: relax.Call
+    position: int
+
+
+def _operand_uses_of(
+    function: relax.Function, params: Iterable[relax.Var]
+) -> dict[relax.Var, list[_OperandUse]]:
+    """Return the calls that combine each parameter with other values, in program order."""
+    # Variables that depend on one parameter only, with that parameter.
+    param_of: dict[relax.Var, relax.Var] = {param: param for param in params}
+    uses: dict[relax.Var, list[_OperandUse]] = {param: [] for param in param_of}
+    for binding, value in walk(function):
+        if binding is None:
+            continue
+        if isinstance(value, relax.Var) and value in param_of:
+            param_of[binding.var] = param_of[value]
+        if not isinstance(value, relax.Call):
+            continue
+        variables = [list(variables_of(argument)) for argument in value.args]
+        sources = {param_of.get(var) for of_argument in variables for var in of_argument}
+        if len(sources) == 1 and None not in sources:
+            param_of[binding.var] = sources.pop()
+            continue
+        for position, of_argument in enumerate(variables):
+            for param in {param_of[var] for var in of_argument if var in param_of}:
+                uses[param].append(_OperandUse(binding, value, position))
+    return uses

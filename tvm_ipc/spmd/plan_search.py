@@ -13,18 +13,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tvm import relax
 
-from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
+from tvm_ipc.analysis.resolve_variables import body_bindings, expanded, variables_of
 from tvm_ipc.comm import Placement, Replica, Shard
-from tvm_ipc.spmd.insert_reshards import tensors_among
-from tvm_ipc.spmd.op_costs import Seconds, shape_of
-from tvm_ipc.spmd.parameter_uses import variables_of
-from tvm_ipc.spmd.rules.operation import short_name, tensor_types
+from tvm_ipc.spmd.op_costs import Seconds, seconds_of_function, shape_of
+from tvm_ipc.spmd.rules.axis_label_rule import Choice
+from tvm_ipc.spmd.rules.operation import tensors_among
 from tvm_ipc.spmd.sharded_call_costs import CallCosts, ResultPlacements
 
 #: The number of states that are kept while choices are recent, and afterwards.
@@ -142,6 +140,7 @@ class Search:
     fixed : the placements of other parameters; those without one are replicated.
     call_costs : the costs of calls.
     stays : returns whether a tensor with a placement need not be moved.
+    preferred : by variable of a call, the label that it shards if its operands shard none.
     """
 
     def __init__(
@@ -151,9 +150,10 @@ class Search:
         fixed: Mapping[relax.Var, Placement],
         call_costs: CallCosts,
         stays: Callable[[relax.Expr, Placement], bool],
+        preferred: Mapping[relax.Var, Choice],
     ) -> None:
         self.weights, self.fixed, self.call_costs = weights, fixed, call_costs
-        self.stays = stays
+        self.stays, self.preferred = stays, preferred
         #: The weights of each group, by name.
         self.members: dict[Any, dict[str, Weight]] = {}
         for weight in weights.values():
@@ -163,7 +163,9 @@ class Search:
         self.keys: dict[Any, int] = {}
         total = sum(weight.size for group in self.members.values() for weight in group.values())
         #: The predicted seconds with all weights replicated.
-        self.replicated_seconds = sum(map(self._replicated_seconds, functions))
+        self.replicated_seconds = sum(
+            seconds_of_function(function, call_costs.costs).total for function in functions
+        )
         self.price_per_byte = _MEMORY * self.replicated_seconds / max(1, total)
         states = [_State()]
         for function in functions:
@@ -196,16 +198,6 @@ class Search:
             placements, Seconds(state.computing, state.communicating), state.collectives
         )
 
-    def _replicated_seconds(self, function: relax.Function) -> float:
-        """Return the predicted seconds of a function with all weights replicated."""
-        seconds = 0.0
-        for binding, value in walk(function):
-            if binding is not None and isinstance(value, relax.Call):
-                operands = [shape_of(ty) for x in value.args for ty in tensor_types(x.ty)]
-                results = [shape_of(ty) for ty in tensor_types(binding.var.ty)]
-                seconds += self.call_costs.costs.operator(short_name(value), operands, results)
-        return seconds
-
     # ---- the program ------------------------------------------------------------------------
 
     def _walk(self, function: relax.Function, states: list[_State]) -> list[_State]:
@@ -227,11 +219,11 @@ class Search:
                 self._advance(step, state)
             if len(states) > 1:
                 states = _cheapest(states, _WIDE if recent > 0 else _NARROW)
-        results = list(tensors_among([function.body.body]))
-        value_of = {step.var: step.value for step in steps}
-        variables = [_resolve_field(result, value_of) for result in results]
+        result_tensors = list(tensors_among([function.body.body]))
+        values = {step.var: step.value for step in steps}
+        variables = list(tensors_among([expanded(function.body.body, values)]))
         for state in states:
-            for result, var in zip(results, variables, strict=True):
+            for result, var in zip(result_tensors, variables, strict=True):
                 placement = _placements_of(result, state)
                 if not self.stays(var, placement):
                     state.move(self.call_costs.move(shape_of(result.ty), placement, Replica()))
@@ -239,30 +231,29 @@ class Search:
 
     def _steps(self, function: relax.Function) -> list[_Step]:
         params = set(function.params)
+        uses = Counter(variables_of(function.body.body))
         steps: list[_Step] = []
-        uses: Counter[relax.Var] = Counter()
-        last: dict[relax.Var, int] = {}
-        for block in function.body.blocks:
-            for binding in as_list(block.bindings):
-                value = binding.value
-                used = list(variables_of(value))
-                uses.update(used)
-                last.update(dict.fromkeys(used, len(steps)))
-                used_params = [var for var in dict.fromkeys(used) if var in params]
-                step = _Step(binding.var, value, [], used_params, -1)
-                if isinstance(value, relax.Call) and not isinstance(binding, relax.MatchCast):
-                    step.operands = list(tensors_among(value.args))
-                    step.key = self._key(value, binding.var)
-                steps.append(step)
-        uses.update(variables_of(function.body.body))
-        for var, index in last.items():
-            steps[index].dead.append(var)
+        last: dict[relax.Var, _Step] = {}
+        for binding in body_bindings(function):
+            var, value = binding.var, binding.value
+            used = Counter(variables_of(value))
+            uses.update(used)
+            step = _Step(var, value, [], [x for x in used if x in params], -1)
+            if isinstance(value, relax.Call) and not isinstance(binding, relax.MatchCast):
+                step.operands = list(tensors_among(value.args))
+                step.key = self._key(value, var)
+            steps.append(step)
+            last.update(dict.fromkeys(used, step))
+        for var, step in last.items():
+            step.dead.append(var)
         for step in steps:
             step.several_uses = uses[step.var] > 1
         return steps
 
     def _key(self, call: relax.Call, var: relax.Var) -> int:
         words = [str(call.op), str(call.attrs), str(var.ty)]
+        if var in self.preferred:
+            words.append(str(self.preferred[var]))
         words += [
             str(x.ty) if isinstance(x.ty, (relax.TensorType, relax.TupleType)) else str(x)
             for x in call.args
@@ -286,17 +277,14 @@ class Search:
             for placement in weight.candidates:
                 workers = 1 if isinstance(placement, Replica) else self.call_costs.workers
                 size = weight.size / workers
-                branches.append(
-                    _State(
-                        (*state.choices, placement),
-                        state.memory + self.price_per_byte * count * size,
-                        state.computing,
-                        state.communicating,
-                        state.collectives,
-                        {**state.placements, param: placement},
-                        dict(state.copies),
-                    )
+                branch = replace(
+                    state,
+                    choices=(*state.choices, placement),
+                    memory=state.memory + self.price_per_byte * count * size,
+                    placements={**state.placements, param: placement},
+                    copies=dict(state.copies),
                 )
+                branches.append(branch)
         return branches
 
     def _advance(self, step: _Step, state: _State) -> None:
@@ -306,7 +294,13 @@ class Search:
         else:
             current = tuple(_placements_of(x, state) for x in step.operands)
             cost = self.call_costs.of(
-                step.key, step.value, step.var.ty, step.operands, current, step.several_uses
+                step.key,
+                step.value,
+                step.var.ty,
+                step.operands,
+                current,
+                step.several_uses,
+                self.preferred.get(step.var),
             )
             state.computing += cost.seconds
             moves = zip(step.operands, current, cost.targets, cost.moves, strict=True)
@@ -338,14 +332,6 @@ def _placements_of(expr: relax.Expr, state: _State) -> ResultPlacements:
         return fields[int(expr.index)] if isinstance(fields, tuple) else Replica()
     placements = state.placements.get(expr) if isinstance(expr, relax.Var) else None
     return Replica() if placements is None else placements
-
-
-def _resolve_field(expr: relax.Expr, value_of: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
-    """Return the expression that a field of a tuple is bound to."""
-    if not isinstance(expr, relax.TupleGetItem) or not isinstance(expr.tuple_value, relax.Var):
-        return expr
-    value = value_of.get(expr.tuple_value)
-    return value.fields[int(expr.index)] if isinstance(value, relax.Tuple) else expr
 
 
 def _cheapest(states: Iterable[_State], number: int) -> list[_State]:

@@ -13,12 +13,13 @@ from typing import Any
 from tvm import relax
 
 from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
+from tvm_ipc.comm.place_op import is_place
 from tvm_ipc.comm.placements import placements_of
-from tvm_ipc.spmd.insert_reshards import PLACE, cheapest, rule_for, tensors_among
+from tvm_ipc.spmd.insert_reshards import resolve
 from tvm_ipc.spmd.op_costs import Costs, Shape, shape_of
-from tvm_ipc.spmd.rules.axis_label_rule import Refusal, resolve_placements
-from tvm_ipc.spmd.rules.decompose_along_sharded_axis import DECOMPOSITIONS, decompose
-from tvm_ipc.spmd.rules.operation import short_name, tensor_types
+from tvm_ipc.spmd.rules.axis_label_rule import Choice
+from tvm_ipc.spmd.rules.decompose_along_sharded_axis import decompose
+from tvm_ipc.spmd.rules.operation import short_name, tensor_types, tensors_among
 
 #: The placement of a tensor, or a tuple of those of its fields.
 ResultPlacements = Any
@@ -61,6 +62,7 @@ class CallCosts:
         operands: Sequence[relax.Expr],
         current: tuple[Placement, ...],
         several_uses: bool,
+        preferred: Choice = None,
     ) -> CallCost:
         """Return the cost of a call.
 
@@ -72,10 +74,11 @@ class CallCosts:
         operands : the tensors among its arguments.
         current : the placements of the operands.
         several_uses : whether its result is used more than once.
+        preferred : the label to shard if the operands shard none; equal for equal keys.
         """
         cost = self._cache.get((key, current, several_uses))
         if cost is None:
-            cost = self._of(call, ty, operands, current, several_uses)
+            cost = self._of(call, ty, operands, current, several_uses, preferred)
             self._cache[key, current, several_uses] = cost
         return cost
 
@@ -86,28 +89,27 @@ class CallCosts:
         operands: Sequence[relax.Expr],
         current: tuple[Placement, ...],
         several_uses: bool,
+        preferred: Choice = None,
     ) -> CallCost:
         shapes = [shape_of(x.ty) for x in operands]
-        if call.op.same_as(PLACE):
+        if is_place(call):
             (target,) = placements_of(self.mesh, call.attrs.placements)
             seconds = self.move(shapes[0], current[0], target)
             return CallCost(target, (target,), (seconds,), (), 0.0)
         result_shapes = [shape_of(field) for field in tensor_types(ty)]
-        targets: Sequence[Placement] = [Replica()] * len(current)
-        results: list[Placement] = [Replica()] * len(result_shapes)
-        rule = None if list(current) == targets else rule_for(call, ty)
-        if rule is not None:
-            placements = [(placement,) for placement in current]
-            try:
-                resolved = resolve_placements(
-                    self.mesh, rule, [str(x) for x in operands], placements
-                )
-            except Refusal:
-                if short_name(call) in DECOMPOSITIONS:
-                    return self._decomposed(call, operands, current)
-                resolved = cheapest(self.mesh, rule, operands, placements, ty)
-            targets = [placement for (placement,) in resolved.operands]
-            results = [placement for (placement,) in resolved.results]
+        resolved = resolve(
+            self.mesh,
+            call,
+            ty,
+            operands,
+            [(placement,) for placement in current],
+            {} if preferred is None else {0: preferred},
+        )
+        if resolved is None:
+            return self._decomposed(call, operands, current)
+        targets = [placement for (placement,) in resolved.operands]
+        results: list[Placement] = [placement for (placement,) in resolved.results]
+        results = results or [Replica() for _ in result_shapes]
         seconds = self.costs.operator(
             short_name(call),
             list(map(self._local_shape, shapes, targets)),
@@ -168,4 +170,5 @@ class CallCosts:
             kind = "all_to_all" if isinstance(target, Shard) else "allgather"
         else:
             kind = "reduce_scatter" if isinstance(target, Shard) else "allreduce"
-        return self.costs.collective(kind, shape.bytes)
+        held = shape.bytes / self.workers if isinstance(source, Shard) else shape.bytes
+        return self.costs.collective(kind, held)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any, Final, TypeAlias
@@ -23,6 +22,7 @@ from tvm_ipc.comm.axis_block_sharding import concatenated
 from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.comm.placements import Placements
 from tvm_ipc.spmd.axis_relation_graph import Axes, DerivedFrom, Node
+from tvm_ipc.spmd.rules.axis_label_rule import shard
 from tvm_ipc.transform.report import Decision
 
 #: Slices of an axis are ignored if it has more than this.
@@ -49,21 +49,15 @@ def shard_axes_by_use(
     refined = {name: list(placements) for name, placements in placed.items()}
     sharded: list[ShardedAxes] = []
     for index, workers in enumerate(mesh.axes.values()):
-        sizes: dict[Node, int] = {}
-        weights: Counter[Node] = Counter()
-        for name, placements in placed.items():
-            shard, dims = placements[index], [constant(extent) for extent in shapes[name]]
-            if isinstance(shard, Shard) and shard.division is None and all(dims):
-                node = axes.of((name, (), shard.axis))
-                sizes[node] = dims[shard.axis] or 0
-                weights[node] += prod(extent or 0 for extent in dims)
-        inference = _DivisionInference(axes, workers, sizes, weights)
-        for name, placements in placed.items():
-            shard = placements[index]
-            if isinstance(shard, Shard) and (node := axes.of((name, (), shard.axis))) in sizes:
-                division = inference.of(node)
-                if shard.division is None and not division.is_plain(workers):
-                    refined[name][index] = replace(shard, division=division)
+        weight_axes = [
+            (name, placement.axis)
+            for name, placements in placed.items()
+            if isinstance(placement := placements[index], Shard) and placement.division is None
+            if all(constant(extent) for extent in shapes[name])
+        ]
+        inference = _DivisionInference(axes, workers, weight_axes, shapes)
+        for name, axis in weight_axes:
+            refined[name][index] = inference.shard(name, axis)
         sharded.append({**inference.divisions})
     return {name: tuple(placements) for name, placements in refined.items()}, sharded
 
@@ -83,17 +77,8 @@ def shard_axes_jointly(
     weight_axes : names of weights, each with an axis.
     shapes : the shapes of the weights.
     """
-    nodes = {(name, axis): axes.of((name, (), axis)) for name, axis in weight_axes}
-    weights: Counter[Node] = Counter()
-    for (name, _), node in nodes.items():
-        weights[node] += prod(shapes[name])
-    sizes = {node: shapes[name][axis] for (name, axis), node in nodes.items()}
-    inference = _DivisionInference(axes, workers, sizes, weights)
-    shards = {}
-    for (name, axis), node in nodes.items():
-        division = inference.of(node)
-        shards[name, axis] = Shard(axis, None if division.is_plain(workers) else division)
-    return shards
+    inference = _DivisionInference(axes, workers, weight_axes, shapes)
+    return {(name, axis): inference.shard(name, axis) for name, axis in weight_axes}
 
 
 def decisions_of(mesh: Mesh, placed: Mapping[str, Placements]) -> Iterator[Decision]:
@@ -120,14 +105,25 @@ class _DivisionInference:
     ----------
     axes : the axes of the program.
     workers : the number of ranks along the axis of the mesh.
-    sizes : the extents of the axes that are sharded.
-    weights : for each of them, the number of elements of the weights that it shards.
+    weight_axes : the axes that are sharded: names of weights, each with an axis.
+    shapes : the shapes of the weights.
     """
 
     def __init__(
-        self, axes: Axes, workers: int, sizes: Mapping[Node, int], weights: Mapping[Node, int]
+        self,
+        axes: Axes,
+        workers: int,
+        weight_axes: Sequence[tuple[str, int]],
+        shapes: Mapping[str, Sequence[Any]],
     ) -> None:
-        self.axes, self.workers, self.sizes = axes, workers, sizes
+        self.axes, self.workers = axes, workers
+        #: The extents of the axes, and the numbers of elements of the weights that they shard.
+        self.sizes: dict[Node, int] = {}
+        self.weights: Counter[Node] = Counter()
+        for name, axis in weight_axes:
+            node = axes.of((name, (), axis))
+            self.sizes[node] = int(shapes[name][axis])
+            self.weights[node] += prod(map(int, shapes[name]))
         #: The divisions of sharded axes, and of those that they are derived from.
         self.divisions: dict[Node, Division] = {}
         self.repeated = {
@@ -138,24 +134,28 @@ class _DivisionInference:
         }
         #: By extent of a repeated axis, the number of ranks that share it.
         self.shares: dict[int, int] = {}
-        extents = {extent: node for node in sizes for extent in self._bases(node, sizes[node])}
+        extents = {
+            extent: node for node, size in self.sizes.items() for extent in self._bases(node, size)
+        }
         for extent in extents:
             costs = {
-                n: (self._elements({**self.shares, extent: n}, weights), extent % n, -n)
+                n: (self._elements({**self.shares, extent: n}), extent % n, -n)
                 for n in range(1, workers + 1)
                 if workers % n == 0
             }
             self.shares[extent] = min(costs, key=lambda n: costs[n])
 
-    def of(self, node: Node) -> Division:
-        """Return the division of an axis, and record those of the axes it is derived from."""
-        return self._division(node, self.sizes[node], self.shares, record=True)
+    def shard(self, name: str, axis: int) -> Shard:
+        """Return the shard of a weight; record the divisions of the axes it is derived from."""
+        node = self.axes.of((name, (), axis))
+        division = self._division(node, self.sizes[node], self.shares, record=True)
+        return shard(axis, division, self.workers)
 
-    def _elements(self, shares: Mapping[int, int], weights: Mapping[Node, int]) -> float:
+    def _elements(self, shares: Mapping[int, int]) -> float:
         """Return the number of elements of the sharded weights on a rank."""
         return sum(
             count * self._division(node, self.sizes[node], shares).shard_extent / self.sizes[node]
-            for node, count in weights.items()
+            for node, count in self.weights.items()
         )
 
     def _bases(self, node: Node, extent: int) -> set[int]:

@@ -10,7 +10,7 @@ axis, as in PyTorch, possibly after an axis of experts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ class Matmul:
     inputs: frozenset[int]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Use:
     """The ways in which a program uses a parameter.
 
@@ -46,8 +46,8 @@ class Use:
     unused : whether no function uses it.
     """
 
-    rows: frozenset[int] = frozenset()
-    matmuls: tuple[Matmul, ...] = ()
+    rows: set[int] = field(default_factory=set)
+    matmuls: list[Matmul] = field(default_factory=list)
     unused: bool = False
 
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Format bytes, times, counts, tables and errors; every `tvm-ipc` command prints with these."""
 
+# Not `rich`: it would be a dependency of the wheel for one function, and what it prints depends on
+# the terminal, while users redirect and compare our tables.
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

@@ -21,21 +21,11 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from tvm_ipc.runtime import standard_fd_reservation, terminal_progress_line
-from tvm_ipc.runtime.terminal_progress_line import (
-    WIDTH as WIDTH,
-)
-from tvm_ipc.runtime.terminal_progress_line import (
-    Bar as Bar,
-)
-from tvm_ipc.runtime.terminal_progress_line import (
-    clear as clear,
-)
-from tvm_ipc.runtime.terminal_progress_line import (
-    progress as progress,
-)
-from tvm_ipc.runtime.terminal_progress_line import (
-    progress_bar as progress_bar,
-)
+
+WIDTH = terminal_progress_line.WIDTH
+clear = terminal_progress_line.clear
+progress = terminal_progress_line.progress
+progress_bar = terminal_progress_line.progress_bar
 
 _interrupted = False
 _repeat_timer: threading.Timer | None = None  # repeats a Ctrl-C that a destructor would lose

@@ -13,14 +13,21 @@ from tvm import relax, tirx
 from tvm_ipc import arguments
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.rewrite_cyclic_match_casts import without_cycles
-from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite, walk, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import (
+    change_functions,
+    relax_functions,
+    rewrite,
+    walk,
+    with_value,
+)
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
+from tvm_ipc.tvm_moved_names import BitwiseAnd, BitwiseNot, BitwiseOr, BitwiseXor, LShift, RShift
 
 _NAME = "FuseSupported"
 _UNSUPPORTED = (
-    *(tvm.ir.Call, tirx.Cast, tirx.LShift, tirx.RShift),
-    *(tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor, tirx.BitwiseNot),
+    *(tvm.ir.Call, tirx.Cast, LShift, RShift),
+    *(BitwiseAnd, BitwiseOr, BitwiseXor, BitwiseNot),
 )
 
 
@@ -93,9 +100,7 @@ class FuseSupported:
         """Return the module after the passes, with unsupported functions unchanged."""
         mod = change_functions(mod, lambda _, function: rewrite(function, _forward_tuple_field))
         supported, skipped = mod.clone(), {}
-        for global_var, function in mod.functions_items():
-            if not isinstance(function, relax.Function):
-                continue
+        for global_var, function in relax_functions(mod):
             extent = _unsupported_extent(function)
             if extent is None:
                 acyclic = without_cycles(function)

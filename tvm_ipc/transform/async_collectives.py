@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Collection
 from itertools import accumulate
 from math import inf
+from operator import attrgetter
 from typing import Final
 
 import tvm
@@ -17,17 +16,17 @@ from tvm_ipc.analysis.alias_facts import (
     AliasFacts,
     Allocation,
     MemoryObject,
-    Use,
 )
 from tvm_ipc.analysis.binding_builders import ALLOC, do
+from tvm_ipc.analysis.branch_collective_groups import Counterparts
 from tvm_ipc.analysis.collective_calls import start_of
-from tvm_ipc.analysis.elementwise_view_writer_ops import VIEWS
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.memory_write_events import ModRef
-from tvm_ipc.analysis.primfunc_effects import BufferParameter, find_parameters
 from tvm_ipc.analysis.program_order import Region, Step
-from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite
-from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, Function, find
+from tvm_ipc.analysis.stream_regions import stream_call
+from tvm_ipc.analysis.views_and_writes_of_calls import viewed
+from tvm_ipc.analysis.walk_and_rewrite_bindings import Edits, change_functions
+from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, Function
 from tvm_ipc.packed_functions.collective_declarations import (
     ALLGATHER,
     ALLREDUCE,
@@ -37,7 +36,6 @@ from tvm_ipc.packed_functions.collective_declarations import (
 )
 from tvm_ipc.packed_functions.program_function_declarations import WAIT
 from tvm_ipc.transform.gc_paused import gc_paused
-from tvm_ipc.transform.memory_plan.branch_collective_groups import Counterparts
 from tvm_ipc.transform.module_pass import module_pass
 from tvm_ipc.transform.report import Decision, note
 
@@ -104,7 +102,7 @@ class AsyncCollectives:
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with asynchronous collectives."""
         module = ModuleAliasFacts(mod)
-        writes = ModRef(module, _Kernels(mod).may_write, _written_arguments)
+        writes = ModRef(module)
         counterparts = Counterparts(module)
 
         def changed(name: str, function: relax.Function) -> relax.Function:
@@ -127,9 +125,7 @@ class _Starts:
         self._facts, self._writes = facts, writes
         self._matching = matching  #: collectives that may match one in another branch
         self._regions: dict[Region, _Steps] = {}
-        self._starts: dict[int, relax.Binding] = {}  #: by the variable of the collective
-        self._before: defaultdict[int, list[relax.Binding]] = defaultdict(list)
-        self._after: defaultdict[int, list[relax.Binding]] = defaultdict(list)
+        self._edits = Edits()
         # An asynchronous collective synchronizes in a team of its own, which is no barrier of the
         # program.
         collectives = [step.collective for step in facts.collectives]
@@ -141,17 +137,7 @@ class _Starts:
         """Return the function with asynchronous collectives."""
         for step in self._facts.collectives:
             self._try_start(step)
-        if not self._starts:
-            return self._facts.program.function
-
-        def change(binding: relax.Binding, _: relax.Expr) -> list[relax.Binding] | None:
-            key = binding.var.__chandle__()
-            if not (key in self._starts or key in self._before or key in self._after):
-                return None
-            replacement = self._starts.get(key, binding)
-            return [*self._before.get(key, ()), replacement, *self._after.get(key, ())]
-
-        return rewrite(self._facts.program.function, change)
+        return self._edits.apply(self._facts.program.function)
 
     def _try_start(self, step: Step) -> None:
         collective = step.collective
@@ -179,7 +165,7 @@ class _Starts:
         steps = self._regions[step.region]
         stop = steps.index_of(self._first_conflict(step, send, recv), after=step)
         between = steps.calls_between(step, stop)
-        if type(step.region.blocks[step.block]) is relax.DataflowBlock or not between:
+        if step.in_dataflow or not between:
             self._skip(step, "the next call needs it")
             return
         # An explicit strategy is kept. `IPCAllReduceRewrite` sets its own where the strategy is
@@ -188,12 +174,12 @@ class _Starts:
         numbers = {"strategy": strategy, "flags": CollectiveFlag.NONE}
         request = relax.Var(f"request_of_{step.var.name}", relax.AnyType())
         start = start_of(collective.as_call_of(function, numbers))
-        self._starts[step.var.__chandle__()] = relax.VarBinding(request, start)
+        self._edits.replace(step.var, [relax.VarBinding(request, start)])
         wait = do(relax.ExternFunc(WAIT.name), [request])
         if stop < len(steps.steps):
-            self._before[steps.steps[stop].var.__chandle__()].append(wait)
+            self._edits.insert_before(steps.steps[stop].var, [wait])
         else:
-            self._after[steps.steps[-1].var.__chandle__()].append(wait)
+            self._edits.insert_after(steps.steps[-1].var, [wait])
         reason = f"it overlaps with {between} call{'s' * (between != 1)}"
         note(Decision(_NAME, self._facts.program.name, str(collective), "asynchronous", reason))
 
@@ -206,8 +192,8 @@ class _Starts:
         """Return the first point that uses the output of a collective or writes its input."""
         points = [inf]
         for root in recv:
-            next_use = bisect_right(root.uses, step.index, key=_point)
-            uses = (use.point for use in root.uses[next_use:] if not _is_view(use.step.value))
+            next_use = bisect_right(root.uses, step.index, key=attrgetter("point"))
+            uses = (use.point for use in root.uses[next_use:] if viewed(use.step.value) is None)
             points.append(next(uses, inf))
         for written in self._writes.points(self._facts.program.name, send):
             points += written[bisect_right(written, step.index) :][:1]
@@ -224,8 +210,13 @@ class _Steps:
     def __init__(self, steps: list[Step]) -> None:
         self.steps = steps
         self._entries = [step.entry for step in steps]
-        #: The indices of branches and local functions, before which requests are waited for.
-        self._boundaries = [k for k, step in enumerate(steps) if type(step.value) in _BOUNDARIES]
+        #: The indices of branches, local functions and calls that order streams, before which
+        #: requests are waited for: a wait orders only the stream on which it is.
+        self._boundaries = [
+            k
+            for k, step in enumerate(steps)
+            if type(step.value) in _BOUNDARIES or stream_call(step) is not None
+        ]
         self._num_calls = [0, *accumulate(map(_computes, steps))]
 
     def index_of(self, point: float, *, after: Step) -> int:
@@ -247,39 +238,9 @@ class _Steps:
         return bisect_left(self._entries, step.entry)
 
 
-class _Kernels:
-    """The PrimFuncs of a module, and which parameters they may write."""
-
-    def __init__(self, mod: tvm.IRModule) -> None:
-        self._mod = mod
-        self._parameters: dict[str, list[BufferParameter]] = {}
-
-    def may_write(self, name: str, index: int) -> bool:
-        """Return whether a PrimFunc may write a parameter."""
-        if name not in self._parameters:
-            self._parameters[name] = find_parameters(self._mod[name])
-        return self._parameters[name][index].may_be_written
-
-
-def _written_arguments(callee: relax.ExternFunc, count: int) -> Collection[int] | None:
-    """Return the indices of the arguments that a packed function may write, None for all."""
-    function = find(str(callee.global_symbol))
-    return None if function is None else function.written(count)
-
-
-def _point(use: Use) -> int:
-    return use.point
-
-
-def _is_view(value: relax.Expr) -> bool:
-    """Return whether a value is a call of a packed function that only returns a view."""
-    calls_packed = type(value) is relax.Call and type(value.op) is relax.ExternFunc
-    return calls_packed and str(value.op.global_symbol) in VIEWS
-
-
 def _computes(step: Step) -> bool:
     """Return whether a binding calls something that takes time."""
     call = step.value
-    if type(call) is not relax.Call or call.op.same_as(ALLOC) or _is_view(call):
+    if type(call) is not relax.Call or call.op.same_as(ALLOC) or viewed(call) is not None:
         return False
     return isinstance(call.op, (tvm.ir.GlobalVar, relax.ExternFunc)) and step.collective is None

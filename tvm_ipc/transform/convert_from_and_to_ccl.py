@@ -13,7 +13,8 @@ from tvm import relax
 
 from tvm_ipc import comm
 from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite, typed, with_value
-from tvm_ipc.comm.collective_relax_op import NAME, infer
+from tvm_ipc.comm.collective_attrs import CollectiveAttrs
+from tvm_ipc.comm.collective_relax_op import infer, is_collective
 from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.transform.module_pass import module_pass
 from tvm_ipc.transform.report import Decision, note
@@ -94,7 +95,7 @@ class ConvertToCCL:
 
         def convert(name: str, function: relax.Function) -> relax.Function:
             def change(binding: relax.Binding, value: relax.Expr) -> list[relax.Binding] | None:
-                if not isinstance(value, relax.Call) or not _is(value, NAME):
+                if not is_collective(value):
                     return None
                 new, reason = _to_ccl(value)
                 if new is None:
@@ -105,10 +106,6 @@ class ConvertToCCL:
             return rewrite(function, change)
 
         return change_functions(mod, convert)
-
-
-def _is(call: relax.Call, name: str) -> bool:
-    return isinstance(call.op, tvm.ir.Op) and call.op.name == name
 
 
 def from_ccl(value: relax.Expr) -> relax.Call | None:
@@ -138,13 +135,15 @@ def _team(attrs: Any) -> str:
 def _to_ccl(call: relax.Call) -> tuple[relax.Call | None, str]:
     """Return the operator of `R.ccl` for a collective, or None and the reason."""
     infer(call)  # checks the arguments, of which R.ccl does not check all
-    attrs = call.attrs
+    attrs = CollectiveAttrs.of(call)
     x = call.args[0]
     in_group = attrs.team == "group"
     if attrs.backend != "auto":
         return None, f"it is for the backend {attrs.backend}, but R.ccl has no choice of backend"
     if not isinstance(attrs.team, str):
         return None, "R.ccl has only the world and groups, no other teams"
+    if attrs.scale is not None:
+        return None, "R.ccl has no scaled sums"
     if attrs.uneven:
         return None, "R.ccl has no uneven shards"
     if attrs.kind == "allreduce":

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,14 +13,21 @@ from tvm import relax, tirx
 
 from tvm_ipc.analysis.alias_facts import AliasFacts, Allocation
 from tvm_ipc.analysis.binding_builders import do
-from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
-from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, change_functions, rewrite
+from tvm_ipc.analysis.uses import variables_in
+from tvm_ipc.analysis.views_and_writes_of_calls import name_of_callee
+from tvm_ipc.analysis.walk_and_rewrite_bindings import (
+    Edits,
+    calls,
+    change_functions,
+    relax_functions,
+)
 from tvm_ipc.packed_functions.program_function_declarations import (
     ASSEMBLE,
     EXPOSE,
     KERNEL_ALIGNMENT,
+    NO_ALIAS,
     OWN_SLICE,
     PEER_VIEW,
     RELEASE,
@@ -29,6 +35,7 @@ from tvm_ipc.packed_functions.program_function_declarations import (
 from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.module_pass import module_pass
 from tvm_ipc.transform.report import Decision, note
+from tvm_ipc.tvm_moved_names import Analyzer
 
 _NAME: Final = "ElideConcatCopies"
 
@@ -87,8 +94,8 @@ class ElideConcatCopies:
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module without the copies, and with the releases."""
         names = {ASSEMBLE.name, EXPOSE.name}
-        functions = [f for _, f in mod.functions_items() if isinstance(f, relax.Function)]
-        if not any(_calls(call, *names) for function in functions for call in calls(function)):
+        every_call = (call for _, function in relax_functions(mod) for call in calls(function))
+        if not any(_calls(call, *names) for call in every_call):
             return mod
         module_facts = ModuleAliasFacts(mod)
 
@@ -101,8 +108,7 @@ class ElideConcatCopies:
 
 def _calls(value: Any, *names: str) -> bool:
     """Return whether an expression is a call of one of the packed functions."""
-    is_packed = type(value) is relax.Call and type(value.op) is relax.ExternFunc
-    return is_packed and str(value.op.global_symbol) in names
+    return type(value) is relax.Call and name_of_callee(value.op) in names
 
 
 @dataclass(eq=False)
@@ -117,14 +123,12 @@ class _Exposed:
 
 @dataclass(eq=False)
 class _Elision:
-    """The changes of one function, by address of the variable of a binding."""
+    """The changes of one function."""
 
     facts: AliasFacts
-    aliases: dict[int, Any] = field(default_factory=dict)  #: by variable, the variable it renames
-    before: defaultdict[int, list[relax.Binding]] = field(default_factory=lambda: defaultdict(list))
-    after: defaultdict[int, list[relax.Binding]] = field(default_factory=lambda: defaultdict(list))
-    #: The bindings that replace others; None removes one.
-    replaced: dict[int, relax.Binding | None] = field(default_factory=dict)
+    edits: Edits = field(default_factory=Edits)
+    #: By address of a variable, the variable that it is another name of.
+    aliases: dict[int, Any] = field(default_factory=dict)
 
     def change(self) -> relax.Function:
         """Return the changed function."""
@@ -135,16 +139,7 @@ class _Elision:
                 self._elide_copies(step)
         for steps in self.facts.program.steps.values():
             self._add_releases(steps)
-
-        def change(binding: relax.Binding, _: relax.Expr) -> Sequence[relax.Binding] | None:
-            key = binding.var.__chandle__()
-            if not (key in self.replaced or key in self.before or key in self.after):
-                return None
-            new = self.replaced.get(key, binding)
-            kept = [] if new is None else [new]
-            return [*self.before.get(key, ()), *kept, *self.after.get(key, ())]
-
-        return rewrite(self.facts.program.function, change)
+        return self.edits.apply(self.facts.program.function)
 
     # Concatenations.
 
@@ -153,24 +148,42 @@ class _Elision:
         team, positions, *slices, whole = assembly.value.args
         objects = [*self.facts.objects(whole)]
         result = objects[0] if len(objects) == 1 else None
+        is_local = isinstance(result, Allocation) and result.step.region is assembly.region
         elided: list[Allocation] = []
-        if isinstance(result, Allocation) and result.step.region is assembly.region:
+        if is_local or self._is_only_assembled(whole, assembly):
+            buffer = result.step.var if isinstance(result, Allocation) else whole
             for k, slice_ in enumerate(slices):
                 position = positions.values[3 * k : 3 * k + 3]
                 allocation = self._own_buffer(slice_, assembly)
                 if allocation is not None and allocation is not result and _is_aligned(position):
                     elided.append(allocation)
-                    self._replace_by_slice(allocation, result, team, position)
+                    self._replace_by_slice(allocation, buffer, team, position)
         copied = [k for k, x in enumerate(slices) if self._own_buffer(x, assembly) not in elided]
-        if isinstance(result, Allocation) and elided:
-            self._allocate_before(result, min(elided, key=lambda item: item.step.index))
-            self.replaced[assembly.var.__chandle__()] = (
-                self._assemble_only(assembly, copied) if copied else None
-            )
+        if elided:
+            if isinstance(result, Allocation):
+                self._allocate_before(result, min(elided, key=lambda item: item.step.index))
+            remaining = [self._assemble_only(assembly, copied)] if copied else []
+            self.edits.replace(assembly.var, remaining)
         verdict = f"{len(elided)} of {len(slices)} slices in place"
         reason = "the others have other uses, or would not be aligned for kernels"
         reason = reason if copied else "nothing is copied"
         note(Decision(_NAME, self.facts.program.name, f"assemble of {whole}", verdict, reason))
+
+    def _is_only_assembled(self, whole: relax.Expr, assembly: Step) -> bool:
+        """Return whether a tensor is a parameter that aliases no other and is only assembled."""
+        function = self.facts.program.function
+        names = {str(name) for name in (function.attrs or {}).get(NO_ALIAS, ())}
+        if not any(whole.same_as(param) and param.name in names for param in function.params):
+            return False
+        users = (
+            step
+            for step in self.facts.program.points
+            if any(variable.same_as(whole) for variable in variables_in(step.value))
+        )
+        # Assembled slices do not overlap, so that their order does not matter.
+        return all(
+            _calls(step.value, ASSEMBLE.name) and step.region is assembly.region for step in users
+        )
 
     def _own_buffer(self, slice_: relax.Expr, assembly: Step) -> Allocation | None:
         """Return the allocation of a slice if only its producer and the assembly use it."""
@@ -202,20 +215,20 @@ class _Elision:
         return var
 
     def _replace_by_slice(
-        self, allocation: Allocation, whole: Allocation, team: relax.Expr, position: Sequence[Any]
+        self, allocation: Allocation, whole: relax.Expr, team: relax.Expr, position: Sequence[Any]
     ) -> None:
         """Replace an allocation by a slice of the concatenation."""
         step = allocation.step
-        arguments = [whole.step.var, team, *map(relax.prim_value, position), step.value.args[0]]
+        arguments = [whole, team, *map(relax.prim_value, position), step.value.args[0]]
         types = {"ty_args": [step.var.ty], "ret_ty": step.var.ty}
         call = relax.Call(relax.ExternFunc(OWN_SLICE.name), arguments, **types)
-        self.replaced[step.var.__chandle__()] = relax.VarBinding(step.var, call)
+        self.edits.replace(step.var, [relax.VarBinding(step.var, call)])
 
     def _allocate_before(self, whole: Allocation, first: Allocation) -> None:
         """Move the allocation of the concatenation before the one of its first slice."""
         if whole.step.index > first.step.index:
-            self.replaced[whole.step.var.__chandle__()] = None
-            self.before[first.step.var.__chandle__()].append(whole.step.binding)
+            self.edits.replace(whole.step.var, [])
+            self.edits.insert_before(first.step.var, [whole.step.binding])
 
     def _assemble_only(self, assembly: Step, copied: list[int]) -> relax.Binding:
         """Return the concatenation with only the slices that are still copied."""
@@ -237,7 +250,7 @@ class _Elision:
             groups = [*(group for group in groups if group not in merged), exposed]
         for group in groups:
             release = do(relax.ExternFunc(RELEASE.name), [group.team, *group.variables])
-            self.after[group.last.var.__chandle__()].append(release)
+            self.edits.insert_after(group.last.var, [release])
 
     def _unreleased(self, steps: list[Step]) -> list[_Exposed]:
         """Return the tensors that a region exposes and does not release, with their last uses."""
@@ -245,7 +258,8 @@ class _Elision:
         released: list[_Exposed] = []
         for step in steps:
             value = step.value
-            used = [exposed_of[key] for key in _variables(value) if key in exposed_of]
+            keys = [variable.__chandle__() for variable in variables_in(value)]
+            used = [exposed_of[key] for key in keys if key in exposed_of]
             for exposed in used:
                 exposed.last = step
             if _calls(value, EXPOSE.name):
@@ -259,19 +273,6 @@ class _Elision:
         return [exposed for exposed in unique if not any(exposed is item for item in released)]
 
 
-def _variables(value: Any) -> list[int]:
-    """Return the addresses of the variables that an expression uses."""
-    if type(value) is relax.Call:
-        return [key for argument in as_list(value.args) for key in _variables(argument)]
-    if type(value) is relax.Tuple:
-        return [key for field in as_list(value.fields) for key in _variables(field)]
-    if isinstance(value, relax.Var):
-        return [value.__chandle__()]
-    if type(value) in (relax.If, relax.Function, relax.TupleGetItem):
-        return [var.__chandle__() for var in relax.analysis.free_vars(value)]
-    return []
-
-
 def _overlap(left: _Exposed, right: _Exposed) -> bool:
     """Return whether the lifetimes of exposed tensors of one team overlap."""
     disjoint = left.last.index < right.first.index or right.last.index < left.first.index
@@ -281,7 +282,7 @@ def _overlap(left: _Exposed, right: _Exposed) -> bool:
 def _is_aligned(position: Sequence[Any]) -> bool:
     """Return whether a slice provably starts at the alignment that kernels expect."""
     _, stride, offset = position
-    analyzer = tvm.sym.Analyzer()
+    analyzer = Analyzer()
     strides = [] if analyzer.can_prove_equal(stride, 0) else [stride]
     return all(
         analyzer.can_prove_equal(tirx.floormod(value, KERNEL_ALIGNMENT), 0)

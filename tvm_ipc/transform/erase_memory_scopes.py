@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
 
 from tvm_ipc import arguments
+from tvm_ipc.analysis.primfunc_effects import memory_scope
 from tvm_ipc.analysis.retype_primfunc_scopes import retype
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.memory_scopes.operator_scope_demands import DEFAULT_REGISTRY, GLOBAL
 from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.tvm_moved_names import SBlock
 
 _NAME = "EraseMemoryScopes"
 
@@ -71,19 +73,16 @@ class EraseMemoryScopes:
         registered = DEFAULT_REGISTRY.scopes
         chosen = self.scopes or [name for name, transparent in registered.items() if transparent]
         scopes = frozenset(chosen) - {GLOBAL}
+
+        def erased(var: tirx.Var) -> str | None:
+            return GLOBAL if memory_scope(var) in scopes else None
+
         result = mod
         for global_var, function in mod.functions_items():
             if isinstance(function, tirx.PrimFunc) and _has_parameter_in(function, scopes):
                 result = mod.clone() if result is mod else result
-                erased = retype(function, lambda var: GLOBAL if _scope(var) in scopes else None)
-                result.update_func(global_var, erased)
+                result.update_func(global_var, retype(function, erased))
         return result
-
-
-def _scope(var: tirx.Var) -> str:
-    """Return the memory scope of a variable, "" if it has no memory."""
-    has_memory = isinstance(var.ty, tirx.BufferType | tvm.ir.PointerType)
-    return str(var.ty.storage_scope) if has_memory else ""
 
 
 def _has_parameter_in(function: tirx.PrimFunc, scopes: frozenset[str]) -> bool:
@@ -92,14 +91,15 @@ def _has_parameter_in(function: tirx.PrimFunc, scopes: frozenset[str]) -> bool:
     Raise a TransformError if the body allocates memory in one of them.
     """
 
-    def visit(node: tirx.AllocBuffer | s_tir.SBlock) -> None:
-        is_block = isinstance(node, s_tir.SBlock)
+    def visit(node: tirx.AllocBuffer | SBlock) -> None:
+        is_block = isinstance(node, SBlock)
         for buffer in node.alloc_buffers if is_block else [node.buffer]:
-            if _scope(buffer) in scopes:
+            scope = memory_scope(buffer)
+            if scope in scopes:
                 raise TransformError(
-                    f"{_NAME}: a PrimFunc allocates {buffer.name} in {_scope(buffer)!r}, which "
+                    f"{_NAME}: a PrimFunc allocates {buffer.name} in {scope!r}, which "
                     "only the runtime can do; make it a parameter"
                 )
 
-    tvm_ffi.structural_walk(function.body, [((tirx.AllocBuffer, s_tir.SBlock), visit)])
-    return any(_scope(param) in scopes for param in function.params)
+    tvm_ffi.structural_walk(function.body, [((tirx.AllocBuffer, SBlock), visit)])
+    return any(memory_scope(param) in scopes for param in function.params)

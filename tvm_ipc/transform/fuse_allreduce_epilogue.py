@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,25 +11,28 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.collective_calls import name_of
-from tvm_ipc.analysis.matching_collectives_across_branches import matching_collectives
-from tvm_ipc.analysis.uses import Position, Uses, binds, operator_of
+from tvm_ipc.analysis.collective_calls import name_of, running_ranks
+from tvm_ipc.analysis.matching_collectives_across_branches import differing, matching_collectives
+from tvm_ipc.analysis.program_order import Step, linearize
+from tvm_ipc.analysis.uses import Uses, binds
+from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
 from tvm_ipc.analysis.walk_and_rewrite_bindings import (
+    Edits,
     belongs_to_others,
     calls,
     change_functions,
-    rewrite,
 )
-from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
-from tvm_ipc.comm.collective_relax_op import dtype_of, same_extents
+from tvm_ipc.comm.collective_attrs import CollectiveAttrs
+from tvm_ipc.comm.collective_relax_op import dtype_of, is_collective, same_extents
 from tvm_ipc.comm.legalize import team_argument
-from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag
+from tvm_ipc.packed_functions import MAX_WORKERS, AllReduceStrategy, CollectiveFlag
 from tvm_ipc.packed_functions.collective_declarations import (
     ALLREDUCE_LAYER_NORM,
     ALLREDUCE_RMS_NORM,
 )
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
+from tvm_ipc.tvm_moved_names import GenericConst
 
 _NAME: Final = "FuseAllReduceEpilogue"
 _NORMS: Final = {
@@ -70,8 +72,10 @@ class FuseAllReduceEpilogue:
     Parameters
     ----------
     allreduce_strategy : the algorithm of the all-reduce; the result is bit for bit the same.
-    num_groups : the number of groups of the session. With one group, an all-reduce in the group is
-        one over all workers.
+    num_groups : the number of groups of the session, or None if it is unknown. The results do not
+        depend on it. With 1, an all-reduce in the group becomes one over all workers.
+    world_size : the number of workers of the session, None if it is unknown. All-reduces over teams
+        that leave out workers are skipped.
 
     Examples
     --------
@@ -98,8 +102,16 @@ class FuseAllReduceEpilogue:
     allreduce_strategy: AllReduceStrategy | int | str = option(
         lambda _, value: AllReduceStrategy.of(value), default="auto"
     )
-    num_groups: int = option(
-        arguments.integer, "a number of groups, 1 or more", 1, default=1, kw_only=True
+    num_groups: int | None = option(
+        arguments.integer, "a number of groups, 1 or more, or None", 1, default=None, kw_only=True
+    )
+    world_size: int | None = option(
+        arguments.integer,
+        f"a number of workers, 1 to {MAX_WORKERS}, or None",
+        1,
+        MAX_WORKERS,
+        default=None,
+        kw_only=True,
     )
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
@@ -107,103 +119,88 @@ class FuseAllReduceEpilogue:
         strategy = AllReduceStrategy.of(self.allreduce_strategy)
 
         def fused(name: str, function: relax.Function) -> relax.Function:
-            return _fuse(name, function, strategy, self.num_groups)
+            return _fuse(name, function, strategy, self.num_groups, self.world_size)
 
         return change_functions(mod, fused)
 
 
 def _fuse(
-    name: str, function: relax.Function, strategy: AllReduceStrategy, num_groups: int
+    name: str,
+    function: relax.Function,
+    strategy: AllReduceStrategy,
+    num_groups: int | None,
+    world_size: int | None,
 ) -> relax.Function:
     """Return the function with fused calls, or the same function if there are none."""
     if belongs_to_others(function) or not any(map(_is_allreduce, calls(function))):
         return function
-    matching = matching_collectives(function.body)
+    program = linearize(name, function)
+    matching, uses = matching_collectives(program), Uses(program)
     skipped: set[Any] = set()
     while True:
         decisions: list[Decision] = []
-        result, fused = _attempt(name, function, strategy, num_groups, skipped, decisions)
+        result, fused = _attempt(uses, strategy, num_groups, world_size, skipped, decisions)
         # Matching calls in different branches must become calls of the same function.
-        functions = defaultdict(set)
-        for variable, signature in matching.items():
-            functions[signature].add(fused.get(variable))
-        mismatched = {match for match, targets in functions.items() if len(targets) > 1}
+        mismatched = differing(matching, fused)
         if not mismatched:
             break
-        skipped |= {variable for variable, match in matching.items() if match in mismatched}
+        skipped |= mismatched
     for decision in decisions:
         note(decision)
     return result
 
 
 def _attempt(
-    name: str,
-    function: relax.Function,
+    uses: Uses,
     strategy: AllReduceStrategy,
-    num_groups: int,
+    num_groups: int | None,
+    world_size: int | None,
     skipped: set[Any],
     decisions: list[Decision],
 ) -> tuple[relax.Function, dict[Any, Any]]:
     """Return the function with fused calls, and the fused function of each all-reduce."""
-    uses = Uses()
-    uses.read(function.body)
-    removed: set[Any] = set()
-    after: dict[Any, list[relax.Binding]] = defaultdict(list)
+    name, edits = uses.program.name, Edits()
+    ranks = running_ranks(uses.program.function, world_size)
     targets: dict[Any, Any] = {}
     builder = relax.BlockBuilder()
-    for position in list(uses.positions.values()):
-        value = position.binding.value
-        if not _is_allreduce(value) or not isinstance(position.binding, relax.VarBinding):
+    for step in uses.bound.values():
+        value = step.value
+        if not _is_allreduce(value) or not isinstance(step.binding, relax.VarBinding):
             continue
         subject = f"allreduce of {name_of(value.args[0])} ({_reduction_of(value)})"
         try:
-            if position.binding.var in skipped:
+            if step.var in skipped:
                 raise _CannotFuseError("the matching call in another branch cannot be fused")
-            epilogue = _find_epilogue(position, uses, removed)
+            epilogue = _find_epilogue(step, uses, edits, ranks)
         except _CannotFuseError as error:
             decisions.append(Decision(_NAME, name, subject, "skipped", str(error)))
             continue
-        target = _NORMS[operator_of(epilogue.norm.binding.value)]
-        reason = f"with {name_of(epilogue.addition.binding.var)} and its norm, in {target.name}"
+        target = _NORMS[operator_of(epilogue.norm.value)]
+        reason = f"with {name_of(epilogue.addition.var)} and its norm, in {target.name}"
         decisions.append(Decision(_NAME, name, subject, "fused", reason))
-        norm = epilogue.norm.binding.value
+        norm = epilogue.norm.value
         shapes = [str(weight.ty.shape) for weight in epilogue.weights]
-        targets[position.binding.var] = (target.name, float(norm.attrs.epsilon), *shapes)
+        targets[step.var] = (target.name, float(norm.attrs.epsilon), *shapes)
         fused_bindings = [epilogue.allreduce, epilogue.addition, epilogue.norm, *epilogue.casts]
-        fused_vars = {bound.binding.var for bound in fused_bindings}
-        removed |= fused_vars
+        for bound in fused_bindings:
+            edits.replace(bound.var, [])
         other_users = [
-            user
-            for user in uses.users[epilogue.addition.binding.var]
-            if not _binds(user, fused_vars)
+            user for user in uses.users[epilogue.addition.var] if user not in fused_bindings
         ]
         call = _call(builder, epilogue, strategy, num_groups)
         new_bindings = _bind_results(epilogue, call, keep_sum=bool(other_users))
-        after[epilogue.insertion_point.binding.var] += new_bindings
-    if not removed:
-        return function, targets
-
-    def change(binding: relax.Binding, _: relax.Expr) -> Sequence[relax.Binding] | None:
-        variable = binding.var
-        if variable not in removed and variable not in after:
-            return None
-        return [*([] if variable in removed else [binding]), *after.get(variable, ())]
-
-    return rewrite(function, change), targets
-
-
-def _binds(position: Position, variables: set[Any]) -> bool:
-    return position.binding is not None and position.binding.var in variables
+        edits.insert_after(epilogue.insertion_point.var, new_bindings)
+    return edits.apply(uses.program.function), targets
 
 
 def _call(
     builder: relax.BlockBuilder,
     epilogue: _Epilogue,
     strategy: AllReduceStrategy,
-    num_groups: int,
+    num_groups: int | None,
 ) -> relax.Expr:
     """Return the fused call."""
-    allreduce, norm = epilogue.allreduce.binding.value, epilogue.norm.binding.value
+    allreduce, norm = epilogue.allreduce.value, epilogue.norm.value
     tensors = [allreduce.args[0], epilogue.residual, *epilogue.weights]
     args = [
         *tensors,
@@ -212,22 +209,22 @@ def _call(
         relax.prim_value(int(strategy)),
         relax.prim_value(int(CollectiveFlag.NONE)),
     ]
-    out = [epilogue.addition.binding.var.ty, epilogue.result.ty]
+    out = [epilogue.addition.var.ty, epilogue.result.ty]
     call = relax.op.call_dps_packed(_NORMS[operator_of(norm)].name, relax.Tuple(args), out_ty=out)
     return builder.normalize(call)
 
 
-def _team(allreduce: relax.Call, num_groups: int) -> relax.Expr:
-    attrs = allreduce.attrs
-    in_group = "group" if getattr(attrs, "in_group", False) else "world"
-    team = attrs.team if operator_of(allreduce) == COLLECTIVE else in_group
+def _team(allreduce: relax.Call, num_groups: int | None) -> relax.Expr:
+    if is_collective(allreduce):
+        team = CollectiveAttrs.of(allreduce).team
+    else:
+        team = "group" if getattr(allreduce.attrs, "in_group", False) else "world"
     return team_argument("world" if isinstance(team, str) and num_groups == 1 else team)
 
 
 def _bind_results(epilogue: _Epilogue, call: relax.Expr, *, keep_sum: bool) -> list[relax.Binding]:
     """Return the bindings of the fused call and of its results, with their variables."""
-    in_dataflow = isinstance(epilogue.norm.block, relax.DataflowBlock)
-    var = (relax.DataflowVar if in_dataflow else relax.Var)(
+    var = (relax.DataflowVar if epilogue.norm.in_dataflow else relax.Var)(
         f"{name_of(epilogue.result)}_fused", call.ty
     )
     bindings = [relax.VarBinding(var, call)]
@@ -252,80 +249,88 @@ class _Epilogue:
     z = R.astype(y, "bfloat16")                 optional
     """
 
-    allreduce: Position
-    addition: Position
-    norm: Position
+    allreduce: Step
+    addition: Step
+    norm: Step
     residual: Any
     weights: list[Any]  #: the weight of the norm, and the bias of a LayerNorm
-    casts: list[Position]  #: the cast before the norm if it has no other use, and that after it
+    casts: list[Step]  #: the cast before the norm if it has no other use, and that after it
     result: Any  #: the variable of the normalized tensor
-    insertion_point: Position  #: the binding after which the fused call is inserted
+    insertion_point: Step  #: the binding after which the fused call is inserted
 
 
 class _CannotFuseError(Exception):
     """Raised for an all-reduce that cannot be fused; the message is the reason."""
 
 
-def _find_epilogue(allreduce: Position, uses: Uses, removed: set[Any]) -> _Epilogue:
+def _find_epilogue(
+    allreduce: Step, uses: Uses, edits: Edits, ranks: Sequence[int] | None
+) -> _Epilogue:
     """Return the epilogue of an all-reduce; raise the reason if it cannot be fused."""
-    total = allreduce.binding.var
-    if _reduction_of(allreduce.binding.value) != "sum":
+    total = allreduce.var
+    if is_collective(allreduce.value):
+        attrs = CollectiveAttrs.of(allreduce.value)
+        if attrs.scale is not None:
+            raise _CannotFuseError("its sum is scaled; multiply the tensor before instead")
+        if attrs.ranks_outside(ranks):
+            raise _CannotFuseError("its teams leave out ranks, which have no norm of their own")
+    if _reduction_of(allreduce.value) != "sum":
         raise _CannotFuseError("it is not a sum")
     addition = _only_user(total, uses)
-    if addition.block is not allreduce.block or not binds(addition, "relax.add"):
+    if not addition.shares_block(allreduce) or not binds(addition, "relax.add"):
         raise _CannotFuseError("its result is not added to a residual")
-    if addition.binding.var in removed:
+    if edits.replaces(addition.var):
         raise _CannotFuseError("it is the residual of another sum")
-    left, right = addition.binding.value.args
+    left, right = addition.value.args
     residual = right if _same(left, total) else left
     _check_tensor("the sum", total)
     _check_residual(residual, total)
     norm, cast = _find_norm(addition, uses)
     casts = []
-    if cast is not None and len(uses.users[cast.binding.var]) == 1:
+    if cast is not None and len(uses.users[cast.var]) == 1:
         casts.append(cast)
-    weights = list(norm.binding.value.args[1:])
+    weights = list(norm.value.args[1:])
     for weight in weights:
         _check_weight(weight, total)
-    result = norm.binding.var
+    result = norm.var
     users = uses.users[result]
-    if len(users) == 1 and users[0].block is norm.block:
+    if len(users) == 1 and users[0].shares_block(norm):
         (last,) = users
-        if binds(last, "relax.astype") and _dtype(last.binding.var) in _FLOATS:
+        if binds(last, "relax.astype") and _dtype(last.var) in _FLOATS:
             casts.append(last)
-            result = last.binding.var
+            result = last.var
     _check_tensor("the norm", result)
-    position = _find_insertion_point(addition, weights, [cast] if cast in casts else [], uses)
-    if uses.written(allreduce.at, norm.at):
+    step = _find_insertion_point(addition, weights, [cast] if cast in casts else [], uses)
+    if uses.written(allreduce.entry, norm.entry):
         raise _CannotFuseError("a call before the norm may write into its inputs")
-    return _Epilogue(allreduce, addition, norm, residual, weights, casts, result, position)
+    return _Epilogue(allreduce, addition, norm, residual, weights, casts, result, step)
 
 
-def _only_user(total: Any, uses: Uses) -> Position:
+def _only_user(total: Any, uses: Uses) -> Step:
     users = uses.users[total]
     if len(users) != 1 or users[0].binding is None:
         raise _CannotFuseError("the addition is not the only use of its result")
     return users[0]
 
 
-def _find_norm(addition: Position, uses: Uses) -> tuple[Position, Position | None]:
+def _find_norm(addition: Step, uses: Uses) -> tuple[Step, Step | None]:
     """Return the norm of a sum, and the cast before the norm."""
     reason = "its sum with the residual is not normalized"
-    for user in uses.users[addition.binding.var]:
+    for user in uses.users[addition.var]:
         cast = None
         candidates = [user]
-        if user.block is addition.block and binds(user, "relax.astype"):
-            if _dtype(user.binding.var) != "float32":
+        if user.shares_block(addition) and binds(user, "relax.astype"):
+            if _dtype(user.var) != "float32":
                 continue
             cast = user
-            candidates = uses.users[user.binding.var]
+            candidates = uses.users[user.var]
         for norm in candidates:
-            if norm.block is not addition.block or not binds(norm, *_NORMS):
+            if not norm.shares_block(addition) or not binds(norm, *_NORMS):
                 continue
-            value = norm.binding.value
-            if not _same(value.args[0], (cast or addition).binding.var):
+            value = norm.value
+            if not _same(value.args[0], (cast or addition).var):
                 continue  # the sum is the weight of the norm
-            reason = _norm_refusal(value, addition.binding.var)
+            reason = _norm_refusal(value, addition.var)
             if not reason:
                 return norm, cast
     raise _CannotFuseError(reason)
@@ -356,7 +361,7 @@ def _check_tensor(description: str, tensor: Any) -> None:
 
 
 def _check_residual(residual: Any, total: Any) -> None:
-    if not isinstance(residual, relax.Var | tvm.ir.GenericConst):
+    if not isinstance(residual, relax.Var | GenericConst):
         raise _CannotFuseError("the residual is not a tensor")
     _check_tensor("the residual", residual)
     if not same_extents(residual.ty.shape.values, total.ty.shape.values):
@@ -375,34 +380,33 @@ def _check_weight(weight: Any, total: Any) -> None:
 
 
 def _find_insertion_point(
-    addition: Position, weights: list[Any], removed: list[Position], uses: Uses
-) -> Position:
+    addition: Step, weights: list[Any], removed: list[Step], uses: Uses
+) -> Step:
     """Return the binding after which all inputs of the fused call are bound."""
     latest = addition
     for weight in weights:
-        if _same(weight, addition.binding.var):
+        if _same(weight, addition.var):
             raise _CannotFuseError("the sum is a weight of its own norm")
-        position = uses.positions.get(weight) if isinstance(weight, relax.Var) else None
-        if position is not None and position.at > latest.at:
-            latest = position
-    users = [user for user in uses.users[addition.binding.var] if user not in removed]
-    if any(user.at <= latest.at for user in users):
+        step = uses.binding_of(weight)
+        if step is not None and step.entry > latest.entry:
+            latest = step
+    users = [user for user in uses.users[addition.var] if user not in removed]
+    if any(user.entry <= latest.entry for user in users):
         raise _CannotFuseError("the sum is used before a weight of the norm is bound")
     return latest
 
 
 def _is_allreduce(value: Any) -> bool:
     """Return whether a value is a call of an all-reduce operator."""
-    name = operator_of(value)
-    return name == "relax.ccl.allreduce" or (
-        name == COLLECTIVE and str(value.attrs.kind) == "allreduce"
-    )
+    if is_collective(value):
+        return str(value.attrs.kind) == "allreduce"
+    return operator_of(value) == "relax.ccl.allreduce"
 
 
 def _reduction_of(allreduce: relax.Call) -> str:
     """Return the name of the reduction of an all-reduce."""
     attrs = allreduce.attrs
-    return str(attrs.reduction if operator_of(allreduce) == COLLECTIVE else attrs.op_type)
+    return str(attrs.reduction if is_collective(allreduce) else attrs.op_type)
 
 
 def _same(expr: Any, variable: Any) -> bool:

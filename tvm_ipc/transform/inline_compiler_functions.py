@@ -12,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
+from tvm_ipc.analysis.walk_and_rewrite_bindings import bindings_of, walk
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.match_call_symbolic_shapes import match_call
 from tvm_ipc.transform.byoc.nested_relax_functions import (
@@ -226,9 +226,8 @@ class _Inliner(PyExprMutator):  # type: ignore[misc]
         body = tvm_ffi.structural_map(
             function.body, ((tvm.ir.Var, relax.DataflowVar), lambda var: values.get(var, var))
         )
-        for block in body.blocks:
-            for binding in block.bindings:
-                self.set_var_remap(binding.var, self._emit(binding))
+        for binding in bindings_of(body):
+            self.set_var_remap(binding.var, self._emit(binding))
         return self.visit_expr(body.body)
 
     def _emit(self, binding: relax.Binding) -> relax.Var:

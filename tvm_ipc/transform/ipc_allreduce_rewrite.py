@@ -13,7 +13,6 @@ from tvm_ipc.analysis.collective_calls import Collective, match_collective, matc
 from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite, with_value
 from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
 from tvm_ipc.packed_functions import (
-    REDUCED_TYPES,
     AllReduceStrategy,
     CollectiveFlag,
     ReduceKind,
@@ -46,7 +45,7 @@ class IPCAllReduceRewrite:
 
         x = R.builtin.alloc_tensor(R.shape([4]), "float32", 0, "global")
         cls.f(p, x)
-        R.call_packed("runtime.disco.allreduce", x, R.shape([0]), False, y)
+        R.call_packed("runtime.disco.allreduce", x, R.shape([0]), True, y)
 
     After:
 
@@ -54,11 +53,12 @@ class IPCAllReduceRewrite:
         cls.f(p, x)
         R.call_packed("runtime.disco.cuda_ipc.custom_allreduce", x, 1, y)
 
-    In a session without groups, sums become calls of TVM's `custom_allreduce`, as above. Other
-    reductions, and all reductions in a session with groups, become calls of `tvm_ipc.allreduce`,
-    which has arguments for the reduction and the team. All-reduces of `tvm_ipc.comm` over other
-    teams, and asynchronous all-reduces, already call `tvm_ipc.allreduce`. This pass sets their
-    strategy if it is "auto".
+    Like TVM's pass, it makes sums in the group calls of `custom_allreduce`, as above, which sums
+    over the workers of the caller's group. If a session has one group, these are all workers. Sums
+    over all workers (`in_group=False`) and other reductions become calls of `tvm_ipc.allreduce`,
+    which has arguments for the reduction, the team and the exit barrier. TVM's pass drops
+    `in_group`. All-reduces of `tvm_ipc.comm` over other teams, and asynchronous all-reduces,
+    already call `tvm_ipc.allreduce`. This pass sets their strategy if it is "auto".
 
     The pass then plans memory scopes as `PlanMemoryScopes` does. Inputs are allocated in
     `ipc_memory`, which peers can read, or copied there if that is impossible, for example if they
@@ -70,7 +70,10 @@ class IPCAllReduceRewrite:
     ----------
     allreduce_strategy : an `AllReduceStrategy`, or its number or name: 0 "default", 1 "oneshot",
         2 "twoshot", or 3 "auto", which selects by size and number of ranks.
-    num_groups : the number of groups of the session that will run the program.
+    num_groups : the number of groups of the session that will run the program, or None if it is
+        unknown. The results do not depend on it. With 1, all-reduces in the group are over all
+        workers, so `StaticPlanBlockMemory` can drop more exit barriers. With a number, all
+        all-reduces become calls of `tvm_ipc.allreduce`.
     registry : the scopes and demands to use. None selects those that were registered with
         `register_scope` and `demand_scope`.
 
@@ -93,8 +96,8 @@ class IPCAllReduceRewrite:
     """
 
     allreduce_strategy: AllReduceStrategy | int | str = option(_strategy)
-    num_groups: int = option(
-        arguments.integer, "a number of groups, 1 or more", 1, default=1, kw_only=True
+    num_groups: int | None = option(
+        arguments.integer, "a number of groups, 1 or more, or None", 1, default=None, kw_only=True
     )
     registry: ScopeRegistry | None = option(
         arguments.instance,
@@ -114,7 +117,7 @@ class IPCAllReduceRewrite:
 
 @gc_paused()
 def rewrite_allreduces(
-    module: tvm.IRModule, strategy: AllReduceStrategy, num_groups: int = 1
+    module: tvm.IRModule, strategy: AllReduceStrategy, num_groups: int | None = None
 ) -> tvm.IRModule:
     """Return the module with all-reduces that read their inputs in place.
 
@@ -132,7 +135,7 @@ def rewrite_allreduces(
 
 
 def _rewrite_call(
-    function: str, call: relax.Expr, strategy: AllReduceStrategy, num_groups: int
+    function: str, call: relax.Expr, strategy: AllReduceStrategy, num_groups: int | None
 ) -> relax.Expr | None:
     """Return the new form of an all-reduce, or None for an expression that does not change."""
     if type(call) is not relax.Call:
@@ -168,22 +171,13 @@ def _rewrite_call(
     values: dict[str, int] = {"strategy": strategy, "flags": CollectiveFlag.NONE}
     if num_groups == 1:
         values["team"] = Team.WORLD
-    if collective.kind == ReduceKind.SUM and num_groups == 1:
-        target, reason = CUSTOM_ALLREDUCE, "a sum over all workers"
-    else:
+    is_group_sum = collective.kind == ReduceKind.SUM and collective.team == Team.GROUP
+    target = CUSTOM_ALLREDUCE if num_groups is None and is_group_sum else ALLREDUCE
+    if collecting():
         is_world = values.get("team", collective.team) == Team.WORLD
         workers = "all workers" if is_world else "the workers of each group"
-        target, reason = ALLREDUCE, f"{collective.kind.name.lower()} over {workers}"
-    if collecting():
-        note(
-            Decision(
-                _NAME,
-                function,
-                str(collective),
-                "rewritten",
-                f"{reason}, which {target.name} computes",
-            )
-        )
+        reason = f"{collective.kind.name.lower()} over {workers}, which {target.name} computes"
+        note(Decision(_NAME, function, str(collective), "rewritten", reason))
     return collective.as_call_of(target, values)
 
 
@@ -214,10 +208,8 @@ def _obstacle(collective: Collective, kind: ReduceKind) -> str:
         if not isinstance(ty, relax.TensorType) or ty.dtype is None or int(ty.ndim) < 0:
             return f"the type of its {role} does not suffice to allocate a copy: {ty}"
         dtype = str(ty.dtype.dtype)
-        if dtype not in REDUCED_TYPES:
-            return f"the runtime does not reduce {dtype}"
         if not kind.takes(dtype):
-            return "there is no average of bool"
+            return kind.refusal(dtype)
     return ""
 
 

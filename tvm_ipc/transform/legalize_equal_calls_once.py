@@ -13,8 +13,9 @@ from tvm import relax
 from tvm_ipc import arguments
 from tvm_ipc.analysis.alias_facts import VARIABLES
 from tvm_ipc.analysis.ffi_arrays import as_list
-from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, relax_functions
 from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.tvm_moved_names import GenericConst
 
 #: A legalization as TVM defines it: a function of the builder and a call that returns the new form.
 Legalization = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
@@ -98,12 +99,9 @@ class LegalizeOps:
 def _legalizations(mod: tvm.IRModule) -> Iterator[tuple[str, Legalization]]:
     """Yield the operators of a module that have a legalization, each with a cached version."""
     operators: dict[int, tvm.ir.Op] = {}  # by address, because each operator is one object
-    for function in mod.functions.values():
-        if isinstance(function, relax.Function):
-            for call in calls(function):
-                op = call.op
-                if type(op) is tvm.ir.Op:
-                    operators.setdefault(op.__chandle__(), op)
+    for call in (call for _, function in relax_functions(mod) for call in calls(function)):
+        if type(call.op) is tvm.ir.Op:
+            operators.setdefault(call.op.__chandle__(), call.op)
     for op in operators.values():
         legalization = op.get_attr("FLegalize")
         if legalization is not None:
@@ -130,7 +128,7 @@ def _cached(legalization: Legalization) -> Legalization:
 
 
 _MISSING = object()
-_CONSTANTS = frozenset((relax.ShapeExpr, tvm.ir.GenericConst))
+_CONSTANTS = frozenset((relax.ShapeExpr, GenericConst))
 _CALLEES = frozenset((tvm.ir.GlobalVar, relax.ExternFunc))
 
 
@@ -166,7 +164,7 @@ class _CallOperands:
             self.key_parts.append(len(fields))
             return all(map(self._add, fields))
         self.key_parts.append(argument)
-        if kind is tvm.ir.GenericConst and type(argument.ty) is relax.TensorType:
+        if kind is GenericConst and type(argument.ty) is relax.TensorType:
             return int(argument.ty.ndim) == 0
         return kind in _CONSTANTS or bool(tvm.ir.is_prim_expr(argument))
 

@@ -12,15 +12,15 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ipc import arguments
 from tvm_ipc.analysis.alias_facts import AliasFacts
-from tvm_ipc.analysis.binding_builders import ALLOC, dtype_of
-from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.analysis.binding_builders import ALLOC, alloc, device_of
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
-from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
+from tvm_ipc.analysis.shape_algebra import extents_of
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, has_dataflow, relax_functions
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions.program_function_declarations import COPY
 from tvm_ipc.transform.byoc.extern_declaration import SCOPES, WRITES, Extern, read
-from tvm_ipc.transform.byoc.match_call_symbolic_shapes import CallShapes, dimensions, match_call
+from tvm_ipc.transform.byoc.match_call_symbolic_shapes import CallShapes, match_call
 from tvm_ipc.transform.byoc.nested_relax_functions import used_global_vars
 from tvm_ipc.transform.module_pass import module_pass, option
 
@@ -124,9 +124,8 @@ def lower(mod: tvm.IRModule, *, place_arguments: bool = True) -> tvm.IRModule:
     _check_symbols(mod, externs)
     callers = {
         global_var: function
-        for global_var, function in mod.functions_items()
-        if isinstance(function, relax.Function)
-        and any(used in externs for used, _ in used_global_vars(function))
+        for global_var, function in relax_functions(mod)
+        if any(used in externs for used, _ in used_global_vars(function))
     }
     for global_var, function in callers.items():
         _check(global_var.name_hint, function, externs)
@@ -219,7 +218,7 @@ def _output_problem(output: Any, shapes: CallShapes) -> str | None:
         return "it is not a tensor"
     if not output.dtype:
         return "its element type is unknown"
-    extents = dimensions(output)
+    extents = extents_of(output)
     if extents is None:
         return "its shape depends on data, not on the arguments"
     for extent in extents:
@@ -243,22 +242,7 @@ def _without_dataflow(global_var: tvm.ir.GlobalVar, function: relax.Function) ->
 
 def _tracks_purity(function: relax.Function) -> bool:
     forced = bool(function.attrs) and bool(function.attrs.get(_FORCE_PURE))
-    return (bool(function.is_pure) and not forced) or _has_dataflow(function.body)
-
-
-def _has_dataflow(sequence: relax.SeqExpr) -> bool:
-    for block in as_list(sequence.blocks):
-        if isinstance(block, relax.DataflowBlock):
-            return True
-        for binding in as_list(block.bindings):
-            value = binding.value
-            if isinstance(value, relax.If):
-                nested = [value.true_branch, value.false_branch]
-            else:
-                nested = [value.body] if isinstance(value, relax.Function) else []
-            if any(map(_has_dataflow, nested)):
-                return True
-    return False
+    return (bool(function.is_pure) and not forced) or has_dataflow(function.body)
 
 
 @mutator
@@ -362,14 +346,10 @@ class _Lowering(PyExprMutator):  # type: ignore[misc]
         return not any(facts.may_be_same(value, other) for other in others)
 
     def _allocate_tensor(self, ty: Any, scope: str) -> relax.Expr:
-        device, own_scope = 0, "global"
-        if ty.vdevice is not None:
-            own_scope = str(ty.vdevice.memory_scope)
-            matching = [i for i, vdevice in enumerate(self._vdevices) if vdevice == ty.vdevice]
-            device = matching[0] if matching else 0
-        device_and_scope = [relax.prim_value(device), tvm.ir.StringImm(scope or own_scope)]
-        arguments = [ty.shape, dtype_of(str(ty.dtype)), *device_and_scope]
-        return self.builder_.emit(relax.Call(ALLOC, arguments, ty_args=[ty]), "alloc")
+        own_scope = "global" if ty.vdevice is None else str(ty.vdevice.memory_scope)
+        call = alloc(ty.shape, ty, device_of(ty, self._vdevices), scope or own_scope)
+        # The form of allocations that `CallTIRRewrite` inserts.
+        return self.builder_.emit(relax.Call(ALLOC, call.args, ty_args=[ty]), "alloc")
 
     def _copy_to(self, value: relax.Expr, ty: Any, scope: str) -> relax.Expr:
         copy = self._allocate_tensor(ty, scope)
@@ -381,7 +361,7 @@ def _at_call(ty: Any, shapes: CallShapes) -> Any:
     """Return the type of an output in the symbols of the caller."""
     if isinstance(ty, relax.TupleType):
         return relax.TupleType([_at_call(field, shapes) for field in ty.fields])
-    extents = [shapes.extent(extent) for extent in dimensions(ty) or ()]
+    extents = [shapes.extent(extent) for extent in extents_of(ty) or ()]
     return relax.TensorType(relax.ShapeExpr(extents), ty.dtype, ty.vdevice)
 
 

@@ -18,6 +18,7 @@ from tvm_ipc.packed_functions.program_function_declarations import ALLOC_STORAGE
 from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.lower_offset_alloc_tensor import lower_packed
 from tvm_ipc.transform.module_pass import module_pass
+from tvm_ipc.tvm_moved_names import StringImm
 
 _ALLOC_STORAGE = relax.ExternFunc(ALLOC_STORAGE.name)
 
@@ -113,7 +114,7 @@ def _lower(function: str, binding: relax.Binding, call: relax.Expr) -> list[rela
 
 
 def _is_ipc_memory(argument: relax.Expr) -> bool:
-    return type(argument) is tvm.ir.StringImm and argument.value == IPC_MEMORY
+    return type(argument) is StringImm and argument.value == IPC_MEMORY
 
 
 def _alloc(shape: relax.Expr, dtype: relax.Expr, ty: Any) -> relax.Call:

@@ -6,18 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import tvm
-from tvm import relax
 
 from tvm_ipc import arguments
+from tvm_ipc.analysis.walk_and_rewrite_bindings import relax_functions
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern_declaration import declare
-from tvm_ipc.transform.byoc.nested_relax_functions import compiler_of, contains_literal, is_for
+from tvm_ipc.transform.byoc.nested_relax_functions import contains_literal, is_for
 from tvm_ipc.transform.module_pass import module_pass, option
 
 
 @module_pass
 class MarkCompilerFunctionsAsExtern:
-    """Replace the functions of a compiler by extern declarations.
+    """Replace the functions of one compiler, or of all, by extern declarations.
 
     Before:
 
@@ -50,7 +50,7 @@ class MarkCompilerFunctionsAsExtern:
 
     Parameters
     ----------
-    compiler : the `Codegen` attribute of the functions.
+    compiler : the `Codegen` attribute of the functions; None for those of all compilers.
 
     Raises
     ------
@@ -81,27 +81,23 @@ class MarkCompilerFunctionsAsExtern:
     R.Tensor((n, 4), dtype="float32")
     """
 
-    compiler: str = option(arguments.text)
+    compiler: str | None = option(arguments.text, "a name or None", default=None)
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with the declarations."""
-        for global_var, function in mod.functions_items():
-            if isinstance(function, relax.Function) and contains_literal(
-                function, is_for(self.compiler)
-            ):
+        is_compiled = is_for(self.compiler)
+        for global_var, function in relax_functions(mod):
+            if contains_literal(function, is_compiled):
+                whose = "a compiler" if self.compiler is None else repr(self.compiler)
                 raise TransformError(
                     f"MarkCompilerFunctionsAsExtern: {global_var.name_hint!r} contains a function "
-                    f"literal for {self.compiler!r}, which has no symbol; run "
+                    f"literal for {whose}, which has no symbol; run "
                     "OutlineCompilerFunctions before the compiler"
                 )
         return mark(
             "MarkCompilerFunctionsAsExtern",
             mod,
-            [
-                global_var
-                for global_var, function in mod.functions_items()
-                if compiler_of(function) == self.compiler
-            ],
+            [global_var for global_var, function in mod.functions_items() if is_compiled(function)],
         )
 
 

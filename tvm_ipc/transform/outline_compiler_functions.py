@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.walk_and_rewrite_bindings import typed
+from tvm_ipc.analysis.walk_and_rewrite_bindings import relax_functions, typed
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.nested_relax_functions import (
     COMPOSITE,
@@ -125,8 +125,8 @@ def outline(
     """
     functions = [
         (global_var, function)
-        for global_var, function in mod.functions_items()
-        if isinstance(function, relax.Function) and contains_literal(function, selected)
+        for global_var, function in relax_functions(mod)
+        if contains_literal(function, selected)
     ]
     if not functions:
         return mod

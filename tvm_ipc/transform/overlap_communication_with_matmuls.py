@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,19 +11,38 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.collective_calls import name_of
-from tvm_ipc.analysis.matching_collectives_across_branches import matching_collectives
-from tvm_ipc.analysis.uses import Position, Uses
-from tvm_ipc.analysis.walk_and_rewrite_bindings import belongs_to_others, change_functions, rewrite
-from tvm_ipc.calibration import Calibration
+from tvm_ipc.analysis.collective_calls import name_of, running_ranks
+from tvm_ipc.analysis.matching_collectives_across_branches import differing, matching_collectives
+from tvm_ipc.analysis.program_order import Step, linearize
+from tvm_ipc.analysis.shape_algebra import product_of
+from tvm_ipc.analysis.uses import Uses
+from tvm_ipc.analysis.walk_and_rewrite_bindings import (
+    Edits,
+    belongs_to_others,
+    calls,
+    change_functions,
+    relax_functions,
+)
+from tvm_ipc.calibration import COLLECTIVES, Calibration
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs
-from tvm_ipc.comm.extent_arithmetic import constant
+from tvm_ipc.comm.extent_arithmetic import constant, format_count
 from tvm_ipc.packed_functions import MAX_EXPOSED, MAX_WORKERS
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.overlap.candidate_types import Candidate, MatmulChain, NotOverlappableError
+from tvm_ipc.transform.overlap.chunk_loops import PrivateFunctions
 from tvm_ipc.transform.overlap.chunked_builder import ChunkedBuilder, chunks_of
 from tvm_ipc.transform.overlap.cost_model import Choice, Workload, choose
-from tvm_ipc.transform.overlap.find_candidates import collective_of, find_candidate
+from tvm_ipc.transform.overlap.find_candidates import (
+    collective_of,
+    find_candidate,
+    unsupported_kind,
+)
+from tvm_ipc.transform.overlap.looped_blocks import (
+    LoopedBlocksBuilder,
+    has_looped_blocks,
+    number_of_blocks,
+)
+from tvm_ipc.transform.overlap.pipelined_gather import with_dataflow, without_dataflow
 from tvm_ipc.transform.report import Decision, note
 
 _NAME: Final = "OverlapCommunication"
@@ -66,6 +84,17 @@ class OverlapCommunication:
     they become available. It reads them in place, so nothing is gathered. A matmul that is followed
     by a reduce-scatter or an all-reduce is split into chunks too, and the chunks that peers need
     are computed first (see `tvm_ipc.transform.overlap`).
+
+    A rank may have several blocks of rows, such as those of each sequence of a batch. More than 8
+    blocks, or a number that is unknown at compile time, become a loop, in a private function that
+    calls another one for each block (see `tvm_ipc.transform.overlap.looped_blocks`). After, for n
+    blocks of m rows in each rank:
+
+        exposed = R.call_pure_packed("tvm_ipc.expose", x, 0)
+        z = R.builtin.alloc_tensor(R.shape([n, 2 * m, k]), ...)
+        _ = cls.main_whole_blocks(R.shape([0, n]), R.shape([0, 0]), x, w, z)
+        rows = R.call_pure_packed("tvm_ipc.peer_view", exposed, 1, R.shape([n, m, k]))
+        _ = cls.main_whole_blocks(R.shape([0, n]), R.shape([0, 1]), rows, w, z)
 
     Overlap does not change how the reduction over ranks rounds. However, each matmul now has fewer
     rows, and may round differently if the target's kernels (such as BLAS) treat rows in blocks.
@@ -139,13 +168,29 @@ class OverlapCommunication:
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with overlapped matmuls."""
         names = set(self.sites or ())
+        loops = PrivateFunctions.of(mod)
+        called = {
+            str(call.op.name_hint)
+            for _, function in relax_functions(mod)
+            for call in calls(function)
+            if isinstance(call.op, tvm.ir.GlobalVar)
+        }
 
         def changed(name: str, function: relax.Function) -> relax.Function:
             if belongs_to_others(function):
                 return function
-            return _Overlap(self, name, function, names).apply()
+            # Functions of a loop write to their arguments, so that they are not pure.
+            may_loop = not (function.is_pure and name in called)
+            overlap = _Overlap(self, name, function, names, loops if may_loop else None)
+            if not overlap.has_loops:
+                return overlap.apply()
+            changed = _Overlap(self, name, without_dataflow(function), names, loops).apply()
+            ret_ty, attrs, span = changed.ret_ty, changed.attrs, changed.span
+            return with_dataflow(
+                relax.Function(changed.params, changed.body, ret_ty, False, attrs, span)
+            )
 
-        result = change_functions(mod, changed)
+        result = loops.add_to(change_functions(mod, changed))
         if names:
             raise ValueError(
                 f"OverlapCommunication: sites: {sorted(names)[0]!r} is not the variable of a "
@@ -201,62 +246,82 @@ class _Candidate:
     @property
     def matmuls(self) -> list[relax.Var]:
         """The variables of the matmuls that are split into chunks."""
-        return [chain.matmul.binding.var for chain in self.site.chains]
+        return [chain.matmul.var for chain in self.site.chains]
 
 
 class _Overlap:
     """Overlaps the collectives of one function."""
 
     def __init__(
-        self, options: OverlapCommunication, name: str, function: relax.Function, names: set[str]
+        self,
+        options: OverlapCommunication,
+        name: str,
+        function: relax.Function,
+        names: set[str],
+        loops: PrivateFunctions | None,
     ) -> None:
         self._options = options
-        self._name = name
-        self._function = function
         self._names = names  #: the names in the option `sites` that have not been found yet
-        self._uses = Uses()
-        self._uses.read(function.body)
-        self._matching = matching_collectives(function.body)
-        self._removed: set[Any] = set()
-        self._replacements: defaultdict[Any, list[relax.Binding]] = defaultdict(list)
+        self._loops = loops  #: receives the functions of loops; None if there must be none
+        program = linearize(name, function)
+        self._program, self._uses = program, Uses(program)
+        self._matching = matching_collectives(program)
+        self._edits = Edits()
+        self._outcomes: list[_Candidate | Decision] = []
+        for step in self._uses.bound.values():
+            attrs = collective_of(step)
+            if attrs is not None:
+                self._outcomes.append(self._candidate(step, attrs))
+            elif (other := unsupported_kind(step)) is not None:
+                self._outcomes.append(self._unsupported(step, other))
+        self._assign_matmuls(self._candidates)
+        self._match_branches(self._candidates)
+
+    @property
+    def _candidates(self) -> list[_Candidate]:
+        return [outcome for outcome in self._outcomes if isinstance(outcome, _Candidate)]
+
+    @property
+    def has_loops(self) -> bool:
+        """Return whether a candidate that is overlapped becomes a loop."""
+        return any(c.overlaps and self._in_loop(c.site) for c in self._candidates)
+
+    def _in_loop(self, site: Candidate) -> bool:
+        """Return whether the blocks of rows of a candidate become a loop."""
+        return self._loops is not None and has_looped_blocks(site)
 
     def apply(self) -> relax.Function:
         """Return the new function, or the same one if nothing is overlapped."""
-        outcomes: list[_Candidate | Decision] = []
-        for position in list(self._uses.positions.values()):
-            attrs = collective_of(position)
-            if attrs is not None:
-                outcomes.append(self._candidate(position, attrs))
-        candidates = [outcome for outcome in outcomes if isinstance(outcome, _Candidate)]
-        self._assign_matmuls(candidates)
-        self._match_branches(candidates)
-        for outcome in outcomes:
+        for outcome in self._outcomes:
             note(self._decision(outcome) if isinstance(outcome, _Candidate) else outcome)
-        for candidate in candidates:
+        for candidate in self._candidates:
             if candidate.overlaps:
                 self._emit(candidate.site, candidate.choice.chunks)
-        if not self._removed:
-            return self._function
+        return self._edits.apply(self._program.function)
 
-        def change(binding: relax.Binding, _: relax.Expr) -> Sequence[relax.Binding] | None:
-            variable = binding.var
-            if variable not in self._removed and variable not in self._replacements:
-                return None
-            kept = [] if variable in self._removed else [binding]
-            return [*self._replacements.get(variable, ()), *kept]
-
-        return rewrite(self._function, change)
-
-    def _candidate(self, position: Position, attrs: CollectiveAttrs) -> _Candidate | Decision:
+    def _candidate(self, step: Step, attrs: CollectiveAttrs) -> _Candidate | Decision:
         """Return a candidate for a collective, or the decision to skip the collective."""
-        name = str(position.binding.var.name)
-        subject = f"{attrs.kind} of {name_of(position.binding.value.args[0])}"
+        name = str(step.var.name)
+        subject = f"{attrs.kind} of {name_of(step.value.args[0])}"
         try:
-            site = find_candidate(position, attrs, self._ranks(attrs), self._uses)
+            ranks = running_ranks(self._program.function, self._options.world_size)
+            outside = attrs.ranks_outside(ranks)
+            if outside:
+                raise NotOverlappableError(f"its teams leave out rank {outside[0]}")
+            site = find_candidate(step, attrs, self._ranks(attrs), self._uses)
             self._names.discard(name)
             return _Candidate(name, subject, site, self._choose(name, site))
         except NotOverlappableError as reason:
-            return Decision(_NAME, self._name, subject, "skipped", str(reason))
+            return Decision(_NAME, self._program.name, subject, "skipped", str(reason))
+
+    def _unsupported(self, step: Step, kind: str) -> Decision:
+        """Return the decision about a collective of a kind that no rule considers."""
+        subject = f"{kind} of {name_of(step.value.args[0])}"
+        reason = (
+            f"no rule overlaps {kind} with a matmul, only {', '.join(COLLECTIVES)}; "
+            "AsyncCollectives overlaps it with independent work"
+        )
+        return Decision(_NAME, self._program.name, subject, "skipped", reason)
 
     def _assign_matmuls(self, candidates: list[_Candidate]) -> None:
         """Assign each matmul to one candidate, and skip other candidates that contain it.
@@ -285,26 +350,26 @@ class _Overlap:
         operation through them.
         """
         overlapped = {
-            candidate.site.collective.binding.var: candidate
+            candidate.site.collective.var: candidate
             for candidate in candidates
             if candidate.overlaps
         }
-        lowerings: defaultdict[Any, set[Any]] = defaultdict(set)
-        for variable, signature in self._matching.items():
-            match = overlapped.get(variable)
-            lowerings[signature].add(None if match is None else match.lowering)
-        for variable, candidate in overlapped.items():
-            if len(lowerings[self._matching.get(variable)]) > 1:
-                candidate.skipped = "ranks in another branch may make the call that it matches"
+        lowerings = {variable: candidate.lowering for variable, candidate in overlapped.items()}
+        for variable in differing(self._matching, lowerings) & overlapped.keys():
+            reason = "ranks in another branch may make the call that it matches"
+            overlapped[variable].skipped = reason
 
     def _decision(self, candidate: _Candidate) -> Decision:
         subject, choice = candidate.subject, candidate.choice
         if candidate.skipped is not None:
-            return Decision(_NAME, self._name, subject, "skipped", candidate.skipped)
+            return Decision(_NAME, self._program.name, subject, "skipped", candidate.skipped)
         verdict = f"in {choice.chunks} chunks" if choice.overlaps else "skipped"
         rounds = choice.overlaps and self._options.blas
-        reason = choice.reason + "; BLAS may round differently for fewer rows" * rounds
-        return Decision(_NAME, self._name, subject, verdict, reason)
+        blocks = number_of_blocks(candidate.site)
+        in_loop = f"; in a loop over {format_count(blocks, 'block')} of rows"
+        reason = choice.reason + in_loop * (choice.overlaps and self._in_loop(candidate.site))
+        reason += "; BLAS may round differently for fewer rows" * rounds
+        return Decision(_NAME, self._program.name, subject, verdict, reason)
 
     def _ranks(self, attrs: CollectiveAttrs) -> int | None:
         """Return the number of ranks in the team of a collective, or None if it is unknown."""
@@ -316,10 +381,12 @@ class _Overlap:
     def _choose(self, name: str, site: Candidate) -> Choice:
         requested = (self._options.sites or {}).get(name, self._options.chunks)
         moved = site.input_layout if site.kind == "allgather" else site.output_layouts[0]
+        # A row of the site may itself be a matrix, whose rows the matmul counts.
+        inner_rows = site.input_layout.shape[site.input_layout.axis + 1 : -1]
         workload = Workload(
             kind=site.kind,
             ranks=site.ranks,
-            rows=_times(constant(site.rows), site.input_layout.blocks),
+            rows=constant(product_of([site.rows, number_of_blocks(site), *inner_rows], 1)),
             inner=constant(site.input_layout.shape[-1]),
             columns=_sum([constant(layout.shape[-1]) for layout in site.output_layouts]),
             item_bytes=moved.item_bytes,
@@ -327,40 +394,49 @@ class _Overlap:
         )
         choice = choose(workload, self._options.calibration, requested)
         if choice.overlaps:
-            exposed = workload.num_exposed * len(chunks_of(site, choice.chunks))
+            if not self._in_loop(site) and constant(number_of_blocks(site)) is None:
+                raise NotOverlappableError(
+                    "a symbolic number of blocks of rows needs a loop, which is not pure, and "
+                    "the function must stay pure, since other functions call it"
+                )
+            is_loop = self._in_loop(site)
+            pieces = choice.chunks if is_loop else len(chunks_of(site, choice.chunks))
+            exposed = workload.num_exposed * pieces
             exposed += 0 if constant(site.remainder) == 0 else 1
             if exposed > MAX_EXPOSED:
+                blocks = format_count(number_of_blocks(site), "block")
                 raise NotOverlappableError(
-                    f"a rank would expose {exposed} tensors at a time, in "
-                    f"{arguments.counted(site.input_layout.blocks, 'block')} of rows for "
+                    f"a rank would expose {exposed} tensors at a time, in {blocks} of rows for "
                     f"{site.ranks} ranks; the most is {MAX_EXPOSED}"
                 )
         return choice
 
     def _emit(self, site: Candidate, chunks: int) -> None:
         builder = ChunkedBuilder(site, chunks)
-        for chain in site.chains:
-            self._removed |= {bound.binding.var for bound in chain.bindings}
-        self._removed.add(site.collective.binding.var)
+        if self._loops is not None and has_looped_blocks(site):
+            builder = LoopedBlocksBuilder(site, chunks, self._loops, self._program.name)
+        bindings = [bound for chain in site.chains for bound in chain.steps]
+        for bound in (site.collective, *bindings):
+            self._edits.replace(bound.var, [])
         if site.kind != "allgather":
             builder.sum()
-            self._replacements[site.collective.binding.var] += builder.take()
+            self._edits.insert_before(site.collective.var, builder.take())
             return
         builder.expose()
-        self._replacements[site.collective.binding.var] += builder.take()
-        first, *later = sorted(site.chains, key=lambda chain: chain.matmul.at)
-        position = self._insertion_point(first)
+        self._edits.insert_before(site.collective.var, builder.take())
+        first, *later = sorted(site.chains, key=lambda chain: chain.matmul.entry)
+        step = self._insertion_point(first)
         together = [first]
-        if position is first.matmul:
-            together += [chain for chain in later if self._is_ready(chain, position)]
+        if step is first.matmul:
+            together += [chain for chain in later if self._is_ready(chain, step)]
         builder.multiply(together)
-        self._replacements[position.binding.var] += builder.take()
+        self._edits.insert_before(step.var, builder.take())
         for chain in later:
             if chain not in together:
                 builder.multiply([chain])
-                self._replacements[self._insertion_point(chain).binding.var] += builder.take()
+                self._edits.insert_before(self._insertion_point(chain).var, builder.take())
 
-    def _insertion_point(self, chain: MatmulChain) -> Position:
+    def _insertion_point(self, chain: MatmulChain) -> Step:
         """Return the binding in front of which the chunks of a chain are inserted.
 
         This is the matmul if all operands of the chain are bound before it, else the last binding
@@ -368,21 +444,17 @@ class _Overlap:
         """
         return chain.matmul if self._is_ready(chain, chain.matmul) else chain.last
 
-    def _is_ready(self, chain: MatmulChain, position: Position) -> bool:
-        """Return whether all operands of a chain are bound before a position."""
-        bound = {link.binding.var for link in chain.bindings}
-        for link in chain.bindings:
-            for operand in link.binding.value.args:
+    def _is_ready(self, chain: MatmulChain, step: Step) -> bool:
+        """Return whether all operands of a chain are bound before a step."""
+        bound = {link.var for link in chain.steps}
+        for link in chain.steps:
+            for operand in link.value.args:
                 if not isinstance(operand, relax.Var) or operand in bound:
                     continue
-                definition = self._uses.positions.get(operand)
-                if definition is not None and definition.at >= position.at:
+                definition = self._uses.binding_of(operand)
+                if definition is not None and definition.entry >= step.entry:
                     return False
         return True
-
-
-def _times(number: int | None, factor: int) -> int | None:
-    return None if number is None else number * factor
 
 
 def _sum(numbers: Sequence[int | None]) -> int | None:

@@ -9,9 +9,15 @@ import tvm
 from tvm import relax
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.walk_and_rewrite_bindings import belongs_to_others, calls, change_functions
+from tvm_ipc.analysis.walk_and_rewrite_bindings import (
+    belongs_to_others,
+    calls,
+    change_functions,
+    relax_functions,
+)
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.overlap.candidate_types import NotOverlappableError
+from tvm_ipc.transform.overlap.chunk_loops import PrivateFunctions
 from tvm_ipc.transform.overlap.pipelined_gather import (
     pipeline_gathers,
     with_dataflow,
@@ -45,6 +51,19 @@ class PipelineAllGather:
         ...
         y = R.call_dps_packed("tvm_ipc.assemble", (0, R.shape([...]), y0, y1, ...), ...)
 
+    More than 8 chunks become a loop, in a private function that calls another one for two chunks at
+    a time (see `tvm_ipc.transform.overlap.chunk_loops`). After, in 16 chunks:
+
+        gathered = R.builtin.alloc_tensor(R.shape([2, 4, k]), ...)
+        y = R.builtin.alloc_tensor(...)
+        request = R.comm.start(R.comm.allgather(<chunk 0 of x>, ...), <slot 0 of gathered>)
+        _ = R.comm.wait(request)
+        _ = cls.main_whole_chunks(R.shape([0, 7]), R.shape([0]), gathered, x, w, y)
+        request1 = R.comm.start(R.comm.allgather(<chunk 15 of x>, ...), <slot 1 of gathered>)
+        _ = cls.main_whole_chunk(R.shape([14]), <slot 0 of gathered>, w, y)
+        _ = R.comm.wait(request1)
+        _ = cls.main_whole_chunk(R.shape([15]), <slot 1 of gathered>, w, y)
+
     Use `OverlapCommunication` where ranks map each other's memory: it reads the rows of peers in
     place and gathers nothing. This pass needs only asynchronous collectives. In programs that are
     written for all ranks, `comm.place(..., stream=axis)` pipelines a single matmul.
@@ -57,7 +76,9 @@ class PipelineAllGather:
     ----------
     chunks : the number of chunks into which the rows of a rank are split.
     streams : the number of chunks that are gathered or multiplied at a time. With 1 nothing
-        overlaps.
+        overlaps. In a loop there are at most 8.
+    compute_streams : whether the matmuls of chunk i run on stream i % `streams` of a GPU, so that
+        those of several chunks run side by side. CPUs refuse such programs.
 
     Examples
     --------
@@ -79,27 +100,36 @@ class PipelineAllGather:
 
     chunks: int = option(arguments.integer, "a number of chunks, 1 or more", 1)
     streams: int = option(arguments.integer, "a number of streams, 1 or more", 1, default=2)
+    compute_streams: bool = option(arguments.flag, default=False, kw_only=True)
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with pipelined gathers."""
         called = {
             str(call.op.name_hint)
-            for _, function in mod.functions_items()
-            for call in (calls(function) if isinstance(function, relax.Function) else ())
+            for _, function in relax_functions(mod)
+            for call in calls(function)
             if isinstance(call.op, tvm.ir.GlobalVar)
         }
+
+        functions = PrivateFunctions.of(mod)
 
         def changed(name: str, function: relax.Function) -> relax.Function:
             if belongs_to_others(function):
                 return function
-            return self._pipeline(name, function, pure=function.is_pure and name in called)
+            pure = function.is_pure and name in called
+            return self._pipeline(name, function, functions, pure=pure)
 
-        return change_functions(mod, changed)
+        return functions.add_to(change_functions(mod, changed))
 
-    def _pipeline(self, name: str, function: relax.Function, *, pure: bool) -> relax.Function:
+    def _pipeline(
+        self, name: str, function: relax.Function, functions: PrivateFunctions, *, pure: bool
+    ) -> relax.Function:
         """Return a function with pipelined gathers; one that must stay pure is not changed."""
         before = without_dataflow(function)
-        after, outcomes = pipeline_gathers(before, self.chunks, self.streams)
+        loops = PrivateFunctions({*functions.taken})
+        after, outcomes = pipeline_gathers(
+            before, self.chunks, self.streams, loops, name, compute_streams=self.compute_streams
+        )
         if pure and after is not before:
             after = before
             reason = NotOverlappableError(
@@ -111,7 +141,8 @@ class PipelineAllGather:
             if isinstance(outcome, NotOverlappableError):
                 note(Decision(_NAME, name, subject, "skipped", str(outcome)))
             else:
-                chunks = f"in {arguments.counted(outcome, 'chunk')}"
-                in_flight = f"{min(outcome, self.streams)} at a time"
-                note(Decision(_NAME, name, subject, chunks, in_flight))
-        return function if after is before else with_dataflow(after)
+                note(Decision(_NAME, name, subject, outcome.verdict, outcome.schedule))
+        if after is before:
+            return function
+        functions.extend(loops)
+        return with_dataflow(after)

@@ -11,28 +11,30 @@ from tvm import relax, tirx
 from tvm_ipc import arguments
 from tvm_ipc.analysis.alias_facts import Allocation
 from tvm_ipc.analysis.binding_builders import do, dtype_of
+from tvm_ipc.analysis.branch_collective_groups import Counterparts
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.analysis.walk_and_rewrite_bindings import (
+    Edits,
     begin_with,
     change_functions,
-    rewrite,
     with_value,
 )
 from tvm_ipc.packed_functions import CollectiveFlag
 from tvm_ipc.packed_functions.program_function_declarations import REQUIRE_BOUNDS
 from tvm_ipc.transform.gc_paused import gc_paused
-from tvm_ipc.transform.memory_plan.branch_collective_groups import Counterparts
 from tvm_ipc.transform.memory_plan.plan_function_storages import NewStorage, Plan, plan_function
 from tvm_ipc.transform.memory_plan.plan_report import decisions, function_plan
 from tvm_ipc.transform.memory_plan.redundant_exit_barriers import ExitBarriers
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import collecting, note, note_plan
+from tvm_ipc.tvm_moved_names import StringImm
 
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
 _TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
 _KILL = tvm.ir.Op.get("relax.memory.kill_storage")
+_KILL_TENSOR = tvm.ir.Op.get("relax.memory.kill_tensor")
 _REQUIRE_BOUNDS = relax.ExternFunc(REQUIRE_BOUNDS.name)
 _DYNAMIC_OUTPUT = "relax.memory_plan_dynamic_func_output"
 
@@ -231,25 +233,22 @@ def _apply(plan: Plan) -> relax.Function:
         storage: relax.Var(f"storage{number or ''}", relax.AnyType())
         for number, storage in enumerate(plan.storages)
     }
-    bindings: dict[Step, list[relax.Binding]] = {}
+    edits = Edits()
     for allocation in plan.offset_in:
-        bindings[allocation.step] = [_alloc_tensor(plan, variables, allocation)]
+        edits.replace(allocation.step.var, [_alloc_tensor(plan, variables, allocation)])
     for step, flags in _changed_flags(plan).items():
         assert step.collective is not None
-        bindings[step] = [with_value(step.binding, step.collective.with_flags(flags))]
-    for storage in reversed(plan.storages):
-        first = bindings.setdefault(storage.before, [storage.before.binding])
-        first.insert(0, _alloc_storage(plan, variables[storage], storage))
+        edits.replace(step.var, [with_value(step.binding, step.collective.with_flags(flags))])
     for storage in plan.storages:
+        allocation = _alloc_storage(plan, variables[storage], storage)
+        edits.insert_before(storage.before.var, [allocation])
         if storage.kill_after is not None:
-            last = bindings.setdefault(storage.kill_after, [storage.kill_after.binding])
-            last.append(do(_KILL, [variables[storage]]))
-    # The function keeps its bindings alive, so that their addresses identify them.
-    replaced = {step.binding.__chandle__(): new for step, new in bindings.items()}
-    function = plan.facts.program.function
-    if replaced:
-        function = rewrite(function, lambda binding, _: replaced.get(binding.__chandle__()))
-    function = _with_required_bounds(function, plan)
+            edits.insert_after(storage.kill_after.var, [do(_KILL, [variables[storage]])])
+    for allocation in plan.unplanned:
+        last = None if allocation.returned else plan.on_streams.last_step(allocation)
+        if last is not None:
+            edits.insert_after(last.var, [do(_KILL_TENSOR, [allocation.step.var])])
+    function = _with_required_bounds(edits.apply(plan.facts.program.function), plan)
     return function.without_attr(_DYNAMIC_OUTPUT) if plan.drops_attribute else function
 
 
@@ -268,7 +267,7 @@ def _with_required_bounds(function: relax.Function, plan: Plan) -> relax.Functio
     )
     checks = []
     for var, least, most in plan.sizes.bounds(extents):
-        label = tvm.ir.StringImm(f"{plan.facts.program.name}: {var.name}")
+        label = StringImm(f"{plan.facts.program.name}: {var.name}")
         numbers = [relax.prim_value(value) for value in (var, least, most)]
         checks.append(do(_REQUIRE_BOUNDS, [label, *numbers]))
     return begin_with(function, checks) if checks else function
@@ -312,7 +311,7 @@ def _alloc_storage(plan: Plan, var: Any, storage: NewStorage) -> relax.Binding:
     arguments = [
         relax.ShapeExpr([size]),
         relax.prim_value(storage.device),
-        tvm.ir.StringImm(storage.scope),
+        StringImm(storage.scope),
         dtype_of("uint8"),
     ]
     return relax.VarBinding(var, relax.Call(_STORAGE, arguments, ret_ty=relax.AnyType()))

@@ -36,8 +36,8 @@ the hazard is unknown.
 The input is any module in destination-passing form, after the memory plan and before
 `VMShapeLower`, which hides symbolic shapes. The verifier does not share the judgement of the passes
 that make the plans. It assumes that unknown and recursive calls may write to all of their
-arguments. It follows pending reads of private functions into their callers; a public function
-must have none when it returns.
+arguments, except that it follows loops over a range of indices. It follows pending reads of private
+functions into their callers; a public function must have none when it returns.
 
 Sizes may be symbolic. A plan must be correct for all sizes without negative extents. If it is wrong
 for some size, the hazard gives an example. If the verifier finds neither a proof nor an example,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from tvm_ipc.analysis.walk_and_rewrite_bindings import relax_functions
 from tvm_ipc.errors import TransformError
 
 
@@ -29,9 +30,7 @@ def check_phase(phase: str, mod: tvm.IRModule) -> None:
     # The module may be ill-formed although each function is well-formed, if two functions share a
     # definition.
     where = "the module"
-    for global_var, function in mod.functions_items():
-        if not isinstance(function, relax.Function):
-            continue
+    for global_var, function in relax_functions(mod):
         of_function = _violation(function, check_ty=check_ty)
         if of_function is not None:
             where, error = f"function {global_var.name_hint!r}", of_function

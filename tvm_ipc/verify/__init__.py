@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The independent verifier behind `verify_cross_rank_safety`; it shares no analysis with planners.
 
-`find_hazards` runs both checks on a module. These modules serve both:
+`find_hazards` runs both checks on a module. They are two domains of one abstract interpretation,
+whose walk over statements they share. These modules serve both:
 
     module_functions_and_summary_cache  functions, statements and summaries of a module
     relax_as_plain_statements           a function as plain Python objects
+    statement_walker                    interprets statements, over the values of a domain
+    range_loops                         functions that are loops
     known_calls                         effects of calls of packed functions, by their names
     primfunc_written_parameters         which parameters a PrimFunc writes
     hazard_types_and_messages           what a check reports
@@ -16,6 +19,7 @@ The memory check looks for data that peers, requests or later writes spoil:
     abstract_memory_interpreter        interprets a function over memory states
     access_checker                     applies reads, writes, requests and exposures to a state
     allocations_and_views_with_bounds  creates storages, tensors and views, and checks their bounds
+    stream_order                       order of accesses on several streams of a GPU
     memory_state                       the state at one point of a program
     relax_function_effect_summary      effects of a function on its callers
     storage_and_buffer_types           storages, buffers and values
@@ -39,13 +43,13 @@ import tvm
 
 from tvm_ipc.packed_functions import MAX_WORKERS
 from tvm_ipc.verify.abstract_memory_interpreter import Interpreter
-from tvm_ipc.verify.communication_order_check import DivergenceCheck
+from tvm_ipc.verify.communication_order_check import find_order_hazards
 from tvm_ipc.verify.hazard_types_and_messages import Hazard, UselessOverlap
 from tvm_ipc.verify.module_functions_and_summary_cache import Module
 from tvm_ipc.verify.per_rank_and_uniform_values import RankModel
+from tvm_ipc.verify.relax_function_effect_summary import Summary
 
 __all__ = ["find_hazards"]
-from tvm_ipc.verify.relax_function_effect_summary import Summary
 
 
 def find_hazards(
@@ -59,9 +63,9 @@ def find_hazards(
         max_workers=MAX_WORKERS if ranks is None else ranks.size,
     )
     module.summarize_all()
-    divergences = DivergenceCheck(module, ranks).hazards()
-    return [*module.hazards.values(), *divergences], list(module.useless_overlaps.values())
+    hazards = [*module.hazards.values(), *find_order_hazards(module, ranks)]
+    return hazards, list(module.useless_overlaps.values())
 
 
 def _summarize(module: Module, name: str) -> Summary:
-    return Interpreter(module, name, module.function(name), module.statements(name)).run()
+    return Interpreter(module, name, module.function(name)).run(module.statements(name))

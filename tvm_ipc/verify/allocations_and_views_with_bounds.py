@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.polynomials import Number
+from tvm_ipc.tvm_moved_names import GenericConst
 from tvm_ipc.verify.access_checker import AccessChecker
 from tvm_ipc.verify.hazard_types_and_messages import HazardKind
-from tvm_ipc.verify.relax_as_plain_statements import Argument, Statement, Statements
-from tvm_ipc.verify.storage_and_buffer_types import Buffer, Storage, Value, objects, storage_of
+from tvm_ipc.verify.known_calls import text_of
+from tvm_ipc.verify.relax_as_plain_statements import Argument, Statement, extents_of
+from tvm_ipc.verify.storage_and_buffer_types import Buffer, Storage, Value, objects
 from tvm_ipc.verify.symbolic_inequalities import Assumptions, Extents
 
 #: The begin and the end of a tensor (None: unknown), and the numbers that its existence implies
@@ -26,12 +29,21 @@ _Span = tuple[Number | None, Number | None, Assumptions]
 class Allocations:
     """Creates storages, tensors and views for the allocations of one function."""
 
-    def __init__(self, statements: Statements, extents: Extents, accesses: AccessChecker) -> None:
-        self._statements = statements
+    def __init__(
+        self, variables: Mapping[int, Any], extents: Extents, accesses: AccessChecker
+    ) -> None:
+        self._variables = variables  #: by hash
         self._extents = extents
         self._accesses = accesses
         self._spans: dict[Any, _Span] = {}
+        self._assumed: Number | None = None
         self._kept: list[Any] = []  #: expressions whose hash is a key of `_spans`
+
+    def assume(self, number: Number | None) -> Number | None:
+        """Assume from now on that a number is not negative; return the one assumed before."""
+        before, self._assumed = self._assumed, number
+        self._spans.clear()
+        return before
 
     def storage(self, shape: Argument, item: float, scope: str | None, step: Statement) -> Storage:
         """Return a new storage, in a memory scope that may be unknown (None)."""
@@ -47,20 +59,24 @@ class Allocations:
         name = str(step.bound.name)
         extents, buffers = self._extents, []
         for memory in objects(source):
-            buffer = Buffer(name, storage_of(memory), begin, end, assumptions=assumptions)
+            buffer = Buffer(name, memory.storage, begin, end, assumptions=assumptions)
             buffers.append(buffer)
             limit = buffer.storage.size
             if begin is not None and not extents.at_most(0, begin, assumptions):
                 where = f"begins at byte {extents.text(begin)}"
                 self._report_bounds(0, begin, buffer, where, step)
-            if end is None or limit is None:
-                continue
-            if not extents.at_most(end, limit, assumptions):
-                where = f"ends at byte {extents.text(end)} of {extents.text(limit)}"
-                self._report_bounds(end, limit, buffer, where, step)
+            self._check_end(buffer, limit, step)
         return frozenset(buffers)
 
-    def view(self, source: Value, step: Statement, offset: Argument, shape: Argument) -> Value:
+    def view(
+        self,
+        source: Value,
+        step: Statement,
+        offset: Argument,
+        shape: Argument,
+        *,
+        checks_end: bool = True,
+    ) -> Value:
         """Return a view of the memory that `source` reaches, which begins at a byte offset."""
         start, stop, assumptions = self._span(offset, shape, _item_bytes_of_type(step.bound.ty))
         extents, views = self._extents, []
@@ -74,10 +90,8 @@ class Allocations:
             origin = memory.origin or memory
             view = replace(memory, begin=begin, end=end, origin=origin, assumptions=combined)
             views.append(view)
-            if end is None or memory.end is None or extents.at_most(end, memory.end, combined):
-                continue
-            where = f"ends at byte {extents.text(end)} of {extents.text(memory.end)}"
-            self._report_bounds(end, memory.end, view, where, step)
+            if checks_end:
+                self._check_end(view, memory.end, step)
         return frozenset(views)
 
     def tensor_with_storage(
@@ -86,6 +100,14 @@ class Allocations:
         """Return a tensor in a new storage of its own."""
         storage = self.storage(shape, item_bytes(dtype), text_of(scope), step)
         return frozenset({Buffer(storage.name, storage, 0, storage.size)})
+
+    def _check_end(self, buffer: Buffer, limit: Number | None, step: Statement) -> None:
+        """Report a buffer that may end after the limit."""
+        extents, end = self._extents, buffer.end
+        if end is None or limit is None or extents.at_most(end, limit, buffer.assumptions):
+            return
+        where = f"ends at byte {extents.text(end)} of {extents.text(limit)}"
+        self._report_bounds(end, limit, buffer, where, step)
 
     def _report_bounds(
         self, low: Number, high: Number, buffer: Buffer, where: str, step: Statement
@@ -109,11 +131,12 @@ class Allocations:
         if span is None:
             # A deleted expression could share its hash with a later one.
             self._kept += [offset, *(dims or ())]
-            begins_at = self._statements.variables[offset] if type(offset) is int else offset
+            begins_at = self._variables[offset] if type(offset) is int else offset
             begin = self._extents.number(begins_at)
             size = None if dims is None else self._extents.size(dims, item)
             end = None if begin is None or size is None else self._extents.add(begin, size)
-            assumptions = self._extents.assumptions([size, *map(self._extents.number, dims or ())])
+            implied = [size, *map(self._extents.number, dims or ()), self._assumed]
+            assumptions = self._extents.assumptions(implied)
             span = begin, end, assumptions
             if dims is not None:
                 self._spans[key] = span
@@ -121,18 +144,7 @@ class Allocations:
 
     def _dims(self, shape: Argument) -> Any:
         """Return the extents of a shape, None if they are unknown."""
-        if type(shape) is relax.ShapeExpr:
-            return as_list(shape.values)
-        if type(shape) is int:
-            ty = self._statements.variables[shape].ty
-            if isinstance(ty, relax.ShapeType) and ty.values is not None:
-                return as_list(ty.values)
-        return None
-
-
-def text_of(expr: Any) -> str | None:
-    """Return the value of a string constant, None for any other expression."""
-    return str(expr.value) if isinstance(expr, tvm.ir.StringImm) else None
+        return extents_of(self._variables[shape].ty if type(shape) is int else shape)
 
 
 def _key(dim: Any) -> Any:
@@ -141,7 +153,7 @@ def _key(dim: Any) -> Any:
 
 def item_bytes(dtype: Any) -> float:
     """Return the bytes of an element, NaN if the data type is unknown."""
-    return _bytes_of(str(dtype.value)) if isinstance(dtype, tvm.ir.GenericConst) else math.nan
+    return _bytes_of(str(dtype.value)) if isinstance(dtype, GenericConst) else math.nan
 
 
 def _item_bytes_of_type(ty: Any) -> float:
@@ -150,11 +162,7 @@ def _item_bytes_of_type(ty: Any) -> float:
     return _bytes_of(str(ty.dtype.dtype)) if has_dtype else math.nan
 
 
+@cache
 def _bytes_of(dtype: str) -> float:
-    if dtype not in _ITEM_BYTES:
-        parsed = tvm.DataType(dtype)
-        _ITEM_BYTES[dtype] = max(1, parsed.bits * parsed.lanes / 8)
-    return _ITEM_BYTES[dtype]
-
-
-_ITEM_BYTES: dict[str, float] = {}
+    parsed = tvm.DataType(dtype)
+    return float(max(1, parsed.bits * parsed.lanes / 8))

@@ -102,27 +102,21 @@ class Branch:
 Actions = list[Action | Branch]
 
 
-def actions_of(actions: Actions) -> Iterator[Action]:
-    """Yield all actions of all branches, started ones included."""
+def items_of(actions: Actions) -> Iterator[Action | Branch]:
+    """Yield all branches, and all actions of all branches, started ones included."""
     pending = [actions]
     while pending:
         for item in pending.pop():
+            yield item
             if isinstance(item, Branch):
                 pending += [item.then, item.otherwise]
-                continue
-            yield item
-            if item.started is not None:
+            elif item.started is not None:
                 yield item.started
 
 
-def branches_of(actions: Actions) -> Iterator[Branch]:
-    """Yield all branches, nested ones included."""
-    pending = [actions]
-    while pending:
-        for item in pending.pop():
-            if isinstance(item, Branch):
-                pending += [item.then, item.otherwise]
-                yield item
+def actions_of(actions: Actions) -> Iterator[Action]:
+    """Yield all actions of all branches, started ones included."""
+    return (item for item in items_of(actions) if isinstance(item, Action))
 
 
 def match(a: Actions, b: Actions) -> bool:

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-
-from tvm import relax
 
 from tvm_ipc import packed_functions
 from tvm_ipc.packed_functions import Sync
@@ -26,22 +23,14 @@ from tvm_ipc.verify.comm_trace_types import (
     Branch,
     actions_of,
     actions_of_rank,
-    branches_of,
     describe_branches,
+    items_of,
 )
 from tvm_ipc.verify.compare_collective_arguments import SignatureComparer
 from tvm_ipc.verify.deadlock_simulator import DeadlockSimulator, Stuck
 from tvm_ipc.verify.hazard_types_and_messages import Hazard, HazardKind
 from tvm_ipc.verify.module_functions_and_summary_cache import Module
 from tvm_ipc.verify.per_rank_and_uniform_values import PerRank, RankModel, Uniform
-from tvm_ipc.verify.relax_as_plain_statements import (
-    CALL_OPERATOR,
-    CALL_PACKED,
-    IF,
-    Argument,
-    Sequence,
-    Statement,
-)
 
 #: The numbers of ranks to try for a program that does not imply its number of ranks.
 _SIZES = (2, 3, 4)
@@ -49,60 +38,51 @@ _SIZES = (2, 3, 4)
 _SHARED_ACTIONS = "communication"
 
 
-class DivergenceCheck:
-    """Checks the functions of a module that can be called from outside."""
+def find_order_hazards(module: Module, ranks: RankModel | None) -> list[Hazard]:
+    """Return the order hazards of all functions that can be called from outside."""
+    statements = [module.statements(name) for name in module.names]
+    called = {name for function in statements for name in function.references}
+    names = {name for function in statements for name in function.packed}
+    functions = [function for function in map(packed_functions.find, names) if function]
+    has_branches = any(function.has_branches for function in statements)
+    if not has_branches and not any(map(_lets_ranks_diverge, functions)):
+        return []
+    # Calls of functions of the module can involve other ranks: they may be recursive.
+    if called.isdisjoint(module.names) and not any(map(_involves_peers, functions)):
+        return []
+    hazards: dict[tuple[Any, ...], Hazard] = {}
+    for name in module.names:
+        if module.is_public(name) or name not in called:
+            hazards |= _check(module, name, ranks)
+    return list(hazards.values())
 
-    def __init__(self, module: Module, ranks: RankModel | None) -> None:
-        self._module = module
-        self._statements = {name: module.statements(name) for name in module.names}
-        self._hazards: dict[tuple[Any, ...], Hazard] = {}
-        self._ranks = ranks
 
-    def hazards(self) -> list[Hazard]:
-        """Return the hazards of all functions."""
-        functions = self._statements.values()
-        called = {name for function in functions for name in function.references}
-        steps = (step for function in functions for step in _all_steps(function.body))
-        if not any(map(_may_diverge, steps)):
-            return []
-        # Calls of functions of the module can involve other ranks: they may be recursive.
-        if called.isdisjoint(self._statements) and not any(
-            _may_act(function.body) for function in functions
-        ):
-            return []
-        for name in self._statements:
-            if self._module.is_public(name) or name not in called:
-                self._check(name)
-        return list(self._hazards.values())
-
-    def _check(self, name: str) -> None:
-        """Check one function for the number of ranks of the program, or for several numbers."""
-        untried = [self._ranks] if self._ranks else [RankModel(size) for size in _SIZES]
-        hazards_by_size: list[dict[tuple[Any, ...], Hazard]] = []
-        while untried:
-            ranks = untried.pop(0)
-            trace = CommTraceBuilder(self._module, ranks)
-            try:
-                actions = trace.build(name)
-            except TraceTooLongError:
-                kind, limit = HazardKind.BRANCHES, f"more than {MOST_STEPS} steps"
-                reason = "the check follows no more steps"
-                hazard = Hazard(name, kind, _SHARED_ACTIONS, limit, reason, unknown=True)
-                self._hazards[name, kind] = hazard
-                return
-            if self._ranks is None and trace.implied_sizes:
-                size = max(trace.implied_sizes)
-                untried = [RankModel(size)] if ranks.size != size else []
-                hazards_by_size.clear()
-                if untried:
-                    continue
-            hazards_by_size.append(_TraceCheck(actions, ranks, trace.comparer).hazards())
-        for key in dict.fromkeys(key for hazards in hazards_by_size for key in hazards):
-            first = next(hazards[key] for hazards in hazards_by_size if key in hazards)
-            is_proved = all(
-                key in hazards and not hazards[key].unknown for hazards in hazards_by_size
-            )
-            self._hazards[key] = first if is_proved else replace(first, unknown=True)
+def _check(module: Module, name: str, ranks: RankModel | None) -> dict[tuple[Any, ...], Hazard]:
+    """Check one function for the number of ranks of the program, or for several numbers."""
+    untried = [ranks] if ranks else [RankModel(size, are_groups_known=False) for size in _SIZES]
+    hazards_by_size: list[dict[tuple[Any, ...], Hazard]] = []
+    while untried:
+        tried = untried.pop(0)
+        trace = CommTraceBuilder(module, tried)
+        try:
+            actions = trace.build(name)
+        except TraceTooLongError:
+            kind, limit = HazardKind.BRANCHES, f"more than {MOST_STEPS} steps"
+            reason = "the check follows no more steps"
+            return {(name, kind): Hazard(name, kind, _SHARED_ACTIONS, limit, reason, unknown=True)}
+        if ranks is None and trace.implied_sizes:
+            size = max(trace.implied_sizes)
+            untried = [RankModel(size, are_groups_known=False)] if tried.size != size else []
+            hazards_by_size.clear()
+            if untried:
+                continue
+        hazards_by_size.append(_TraceCheck(actions, tried, trace.comparer).hazards())
+    merged: dict[tuple[Any, ...], Hazard] = {}
+    for key in dict.fromkeys(key for hazards in hazards_by_size for key in hazards):
+        found = [hazards[key] for hazards in hazards_by_size if key in hazards]
+        is_proved = len(found) == len(hazards_by_size) and not any(h.unknown for h in found)
+        merged[key] = found[0] if is_proved else replace(found[0], unknown=True)
+    return merged
 
 
 class _TraceCheck:
@@ -120,7 +100,7 @@ class _TraceCheck:
 
     def hazards(self) -> dict[tuple[Any, ...], Hazard]:
         """Return the hazards, by keys that do not depend on the number of ranks."""
-        branches = list(branches_of(self._actions))
+        branches = [item for item in items_of(self._actions) if isinstance(item, Branch)]
         for branch in branches:
             if not self._is_uniform(branch) and not branch.is_same:
                 self._report_branch(branch)
@@ -211,47 +191,9 @@ class _TraceCheck:
         )
 
 
-def _all_steps(sequence: Sequence) -> Iterator[Statement]:
-    """Yield the statements of a sequence, those in branches included."""
-    for step in sequence.steps:
-        yield step
-        if step.kind == IF:
-            yield from _all_steps(step.then)
-            yield from _all_steps(step.otherwise)
-
-
-def _may_diverge(step: Statement) -> bool:
-    """Return whether ranks may act differently because of a statement."""
-    if step.kind not in (CALL_PACKED, CALL_OPERATOR):
-        return step.kind == IF
-    function = packed_functions.find(_packed_name(step))
-    return function is not None and (
-        function in (TEAM_INDEX, TEAM, WORKER_RANK, WORKER_ID) or function.sync is Sync.P2P
-    )
-
-
-def _packed_name(step: Statement) -> str:
-    """Return the name of the packed function that a statement calls, "" if it calls none."""
-    if step.kind == CALL_PACKED:
-        return step.name
-    callee = step.args[0] if step.args else None  # of an operator that calls a packed function
-    return str(callee.global_symbol) if isinstance(callee, relax.ExternFunc) else ""
-
-
-def _may_act(sequence: Sequence) -> bool:
-    """Return whether a sequence may communicate with other ranks."""
-    if _is_nested(sequence.result):
-        return True  # nested calls are not examined
-    for step in sequence.steps:
-        if any(map(_is_nested, step.args)):
-            return True
-        if step.kind == IF and (_may_act(step.then) or _may_act(step.otherwise)):
-            return True
-        if step.kind in (CALL_PACKED, CALL_OPERATOR):
-            function = packed_functions.find(_packed_name(step))
-            if function is not None and _involves_peers(function):
-                return True
-    return False
+def _lets_ranks_diverge(function: packed_functions.Function) -> bool:
+    """Return whether ranks may act differently because of a call."""
+    return function in (TEAM_INDEX, TEAM, WORKER_RANK, WORKER_ID) or function.sync is Sync.P2P
 
 
 def _involves_peers(function: packed_functions.Function) -> bool:
@@ -260,9 +202,3 @@ def _involves_peers(function: packed_functions.Function) -> bool:
         or bool(function.exposes or function.starts)
         or function in (WAIT, PEER_VIEW)
     )
-
-
-def _is_nested(argument: Argument) -> bool:
-    if type(argument) is tuple:
-        return any(map(_is_nested, argument))
-    return type(argument) is Statement

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from tvm_ipc.analysis.polynomials import Number
 from tvm_ipc.packed_functions import AllReduceStrategy
+from tvm_ipc.verify.per_rank_and_uniform_values import PerRank, on_rank
 from tvm_ipc.verify.symbolic_inequalities import Example, Extents
 
 
@@ -24,69 +26,41 @@ class Agreement(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class TensorSize:
-    """The data type and the number of elements of a tensor; None: unknown."""
-
-    dtype: str | None
-    count: Number | None
-
-
-@dataclass(frozen=True)
-class ShapeNumbers:
-    """The numbers of a shape, in order; None: unknown."""
-
-    numbers: tuple[Number | None, ...]
-
-
-@dataclass(frozen=True)
-class SymbolicNumber:
-    """A number that depends on shape variables."""
-
-    number: Number
-
-
-@dataclass(frozen=True)
-class DetailPerRank:
-    """A detail that depends on the rank: its value on each rank."""
-
-    values: tuple[Any, ...]
+#: An argument in which ranks must agree: its numbers, such as those of a shape, or the data type
+#: and the size of a tensor. None: unknown; `PerRank`: its value on each rank.
+Detail = tuple[Any, ...] | PerRank | None
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The name of a collective and the arguments in which its ranks must agree; None: unknown."""
+    """The name of a collective and the arguments in which its ranks must agree."""
 
     name: str
-    details: tuple[tuple[str, Any], ...] = ()
+    details: tuple[tuple[str, Detail], ...] = ()
 
     @property
     def is_known(self) -> bool:
         """Return whether all details are known."""
-        return all(map(_is_known, (value for _, value in self.details)))
+        return all(_is_known(detail) for _, detail in self.details)
 
     @property
     def is_per_rank(self) -> bool:
         """Return whether ranks pass different arguments to one call."""
-        return any(isinstance(value, DetailPerRank) for _, value in self.details)
+        return any(isinstance(detail, PerRank) for _, detail in self.details)
 
     def is_same(self, other: Signature) -> bool:
         """Return whether two calls are known to pass the same arguments on each rank."""
         return self == other and self.is_known
 
 
-def _is_known(value: Any) -> bool:
-    if isinstance(value, DetailPerRank):
-        return all(map(_is_known, value.values))
-    if isinstance(value, ShapeNumbers):
-        return None not in value.numbers
-    if isinstance(value, TensorSize):
-        return None not in (value.dtype, value.count)
-    return value is not None
+def _is_known(detail: Detail) -> bool:
+    if isinstance(detail, PerRank):
+        return all(map(_is_known, detail.values))
+    return detail is not None and None not in detail
 
 
 #: The default strategies of an all-reduce: some backends pass the first, others the second.
-_DEFAULT_STRATEGIES = {AllReduceStrategy.DEFAULT, AllReduceStrategy.AUTO}
+_DEFAULT_STRATEGIES = {(AllReduceStrategy.DEFAULT,), (AllReduceStrategy.AUTO,)}
 
 #: The result of a comparison, and sizes at which the arguments differ.
 _Result = tuple[Agreement, Example]
@@ -100,7 +74,7 @@ class SignatureComparer:
         self._extents = extents
         #: Variables that a check in the program relates to others: they cannot have all values.
         self.related: set[Any] = set()
-        self._compared: dict[tuple[Number, Number], _Result] = {}
+        self._compare_symbolic = cache(self._compare_expressions)
 
     def compare(self, a: Signature, rank_a: int, b: Signature, rank_b: int) -> _Result:
         """Return whether the calls of two ranks agree, and sizes at which they do not."""
@@ -109,7 +83,7 @@ class SignatureComparer:
             return _NO
         overall = _YES
         for key, value in details_a.items():
-            result = self._compare_details(_at(value, rank_a), _at(details_b[key], rank_b))
+            result = self._compare_details(on_rank(value, rank_a), on_rank(details_b[key], rank_b))
             if result[0] is Agreement.NO and {value, details_b[key]} == _DEFAULT_STRATEGIES:
                 result = _UNKNOWN if key == "AllReduceStrategy" else result
             if result[0] is Agreement.NO:
@@ -118,33 +92,23 @@ class SignatureComparer:
                 overall = result
         return overall
 
-    def _compare_details(self, a: Any, b: Any) -> _Result:
-        if isinstance(a, TensorSize) and isinstance(b, TensorSize):
-            return _combine(
-                _compare_constants(a.dtype, b.dtype), self._compare_numbers(a.count, b.count)
-            )
-        if isinstance(a, ShapeNumbers) and isinstance(b, ShapeNumbers):
-            if len(a.numbers) != len(b.numbers):
-                return _NO
-            pairs = zip(a.numbers, b.numbers, strict=True)
-            return _combine(*(self._compare_numbers(x, y) for x, y in pairs))
-        if isinstance(a, SymbolicNumber) or isinstance(b, SymbolicNumber):
-            return self._compare_numbers(_number_of(a), _number_of(b))
-        return _compare_constants(a, b)
+    def _compare_details(self, a: tuple[Any, ...] | None, b: tuple[Any, ...] | None) -> _Result:
+        if a is None or b is None:
+            return _UNKNOWN
+        if len(a) != len(b):
+            return _NO
+        return _combine(*map(self._compare_numbers, a, b))
 
-    def _compare_numbers(self, a: Number | None, b: Number | None) -> _Result:
+    def _compare_numbers(self, a: Any, b: Any) -> _Result:
         if a is None or b is None:
             return _UNKNOWN
         if a == b:
             return _YES
-        if isinstance(a, int) and isinstance(b, int):
+        if not isinstance(a, tuple) and not isinstance(b, tuple):
             return _NO
-        key = (a, b)
-        if key not in self._compared:
-            self._compared[key] = self._compare_symbolic(a, b)
-        return self._compared[key]
+        return self._compare_symbolic(a, b)
 
-    def _compare_symbolic(self, a: Number, b: Number) -> _Result:
+    def _compare_expressions(self, a: Number, b: Number) -> _Result:
         extents = self._extents
         if extents.at_most(a, b) and extents.at_most(b, a):
             return _YES
@@ -156,20 +120,6 @@ class SignatureComparer:
                 unrelated = self.related.isdisjoint(extents.variables(*sizes))
                 return (Agreement.NO if unrelated else Agreement.UNKNOWN), example
         return _UNKNOWN
-
-
-def _at(value: Any, rank: int) -> Any:
-    return value.values[rank] if isinstance(value, DetailPerRank) else value
-
-
-def _number_of(value: Any) -> Number | None:
-    return value.number if isinstance(value, SymbolicNumber) else value
-
-
-def _compare_constants(a: Any, b: Any) -> _Result:
-    if a is None or b is None:
-        return _UNKNOWN
-    return _YES if a == b else _NO
 
 
 def _combine(*results: _Result) -> _Result:

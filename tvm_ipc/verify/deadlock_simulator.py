@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from tvm_ipc.verify.comm_trace_types import Action, ActionKind
 from tvm_ipc.verify.compare_collective_arguments import Agreement, SignatureComparer
@@ -43,11 +43,8 @@ class _Thread:
         return self.actions[self.position] if self.position < len(self.actions) else None
 
 
-@dataclass(eq=False)
-class _TeamLog:
-    """The actions that each rank of a team has entered, in order."""
-
-    entered: defaultdict[int, list[Action]] = field(default_factory=lambda: defaultdict(list))
+#: The actions that each rank of a team has entered, in order.
+_TeamLogs = defaultdict[_TeamKey, defaultdict[int, list[Action]]]
 
 
 class DeadlockSimulator:
@@ -71,10 +68,10 @@ class DeadlockSimulator:
         self.doubts: dict[tuple[Action, bool], Stuck] = {}
         self._programs = [_Thread(rank, actions) for rank, actions in enumerate(programs)]
         self._workers = [_Thread(rank, [], runs_requests=True) for rank in range(len(programs))]
-        self._teams: defaultdict[_TeamKey, _TeamLog] = defaultdict(_TeamLog)
+        self._entered: _TeamLogs = defaultdict(lambda: defaultdict(list))
         self._sent: defaultdict[tuple[int, int], list[Action]] = defaultdict(list)
         self._received: defaultdict[tuple[int, int], list[Action]] = defaultdict(list)
-        self._exposed: defaultdict[_TeamKey, _TeamLog] = defaultdict(_TeamLog)
+        self._exposed: _TeamLogs = defaultdict(lambda: defaultdict(list))
         #: By rank: the index of a START among its requests, of an EXPOSE among those to its team.
         self._indices: list[dict[Action, int]] = [{} for _ in programs]
         self._stuck: Stuck | None = None
@@ -148,15 +145,10 @@ class DeadlockSimulator:
         team = action.teams[thread.rank]
         if not team:
             return True
-        entered = self._teams[team, action.team_copy, thread.runs_requests].entered
-        if is_first:
-            entered[thread.rank].append(action)
+        entered = self._entered[team, action.team_copy, thread.runs_requests]
+        if is_first and not self._enter(entered, action, thread.rank, team):
+            return False
         count = len(entered[thread.rank])
-        for peer in team:
-            if not is_first or len(entered[peer]) < count:
-                continue
-            if not self._agree(action, thread.rank, entered[peer][count - 1], peer):
-                return False
         if action.kind is ActionKind.PARTIAL and self._is_buffered:
             return True
         return all(len(entered[peer]) >= count for peer in team)
@@ -164,15 +156,21 @@ class DeadlockSimulator:
     def _expose(self, action: Action, thread: _Thread) -> bool:
         """Record an exposed buffer; return whether it agrees with those of the peers."""
         team = () if action.teams is None else action.teams[thread.rank]
-        exposed = self._exposed[team, action.team_copy, thread.runs_requests].entered
-        index = self._indices[thread.rank][action] = len(exposed[thread.rank])
-        exposed[thread.rank].append(action)
-        for peer in team:
-            if len(exposed[peer]) <= index:
-                continue
-            if not self._agree(action, thread.rank, exposed[peer][index], peer):
-                return False
-        return True
+        exposed = self._exposed[team, action.team_copy, thread.runs_requests]
+        self._indices[thread.rank][action] = len(exposed[thread.rank])
+        return self._enter(exposed, action, thread.rank, team)
+
+    def _enter(
+        self, log: dict[int, list[Action]], action: Action, rank: int, team: tuple[int, ...]
+    ) -> bool:
+        """Record an action of a rank; return whether it agrees with those of the peers."""
+        index = len(log[rank])
+        log[rank].append(action)
+        return all(
+            self._agree(action, rank, log[peer][index], peer)
+            for peer in team
+            if len(log[peer]) > index
+        )
 
     def _agree(self, action: Action, rank: int, peer_action: Action, peer: int) -> bool:
         """Return whether two ranks may do two actions together; note it where that is unknown."""
@@ -204,7 +202,7 @@ class DeadlockSimulator:
             peers: Sequence[int] = team  # if the peer is unknown, any of them
             if action.shift is not None and rank in team:
                 peers = [team[(team.index(rank) + action.shift[rank]) % len(team)]]
-            exposed = self._exposed[team, start.team_copy, False].entered
+            exposed = self._exposed[team, start.team_copy, False]
             missing += [peer for peer in peers if len(exposed[peer]) <= self._indices[rank][start]]
         return missing
 
@@ -227,7 +225,7 @@ class DeadlockSimulator:
             unknown = "the request that it waits for is unknown" if waits_for_any else ""
         else:
             team = action.teams[thread.rank]
-            entered = self._teams[team, action.team_copy, thread.runs_requests].entered
+            entered = self._entered[team, action.team_copy, thread.runs_requests]
             count = len(entered[thread.rank])
             awaited = [peer for peer in team if len(entered[peer]) < count]
         threads = self._workers if thread.runs_requests else self._programs

@@ -11,6 +11,16 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from tvm_ipc.tvm_moved_names import (
+    BitwiseAnd,
+    BitwiseNot,
+    BitwiseOr,
+    BitwiseXor,
+    LShift,
+    RShift,
+    TensorLoad,
+)
+
 _UNIFORM = (64, 1)
 _SMALL = 5
 _GRID = _SMALL**3
@@ -44,7 +54,7 @@ def evaluate(
         return int(expr.value)
     if isinstance(expr, tvm.ir.Var):
         return value_of(expr)
-    if kind is tvm.ir.TensorLoad:
+    if kind is TensorLoad:
         return loaded(expr)
     if kind is tirx.Cast:
         return evaluate(expr.value, value_of, loaded)
@@ -74,7 +84,7 @@ def _divide_toward_zero(a: int, b: int) -> int:
 
 
 _UNARY: dict[Any, Callable[..., int]] = {
-    tirx.BitwiseNot: operator.invert,
+    BitwiseNot: operator.invert,
     tirx.Not: operator.not_,
 }
 _CALLS: dict[str, Callable[..., int]] = {"prim.if_then_else": _select}
@@ -88,11 +98,11 @@ _BINARY: dict[Any, Callable[..., int]] = {
     tirx.Mod: lambda a, b: a - b * _divide_toward_zero(a, b),
     tirx.Min: min,
     tirx.Max: max,
-    tirx.LShift: operator.lshift,
-    tirx.RShift: operator.rshift,
-    tirx.BitwiseAnd: operator.and_,
-    tirx.BitwiseOr: operator.or_,
-    tirx.BitwiseXor: operator.xor,
+    LShift: operator.lshift,
+    RShift: operator.rshift,
+    BitwiseAnd: operator.and_,
+    BitwiseOr: operator.or_,
+    BitwiseXor: operator.xor,
     tirx.EQ: operator.eq,
     tirx.NE: operator.ne,
     tirx.LT: operator.lt,

@@ -25,16 +25,66 @@ class HazardKind(Enum):
     EXPOSED = "written while it is exposed"
     NEVER_RELEASED = "not released"
     RELEASED = "used after its release"
+    UNORDERED = "used on two streams in no order"
+    REUSED = "in memory that another stream still uses"
+    STREAM = "current or running where it must not be"
     CAPTURED = "captured in a CUDA graph"
+    UNAVAILABLE = "not available to workers"
     BRANCHES = "different in both branches of a condition that may differ between ranks"
     DISAGREES = "in a call that does not match the call of a peer"
     STUCK = "waiting indefinitely"
 
 
-_OF_REQUESTS = frozenset((HazardKind.UNFINISHED, HazardKind.BUSY, HazardKind.NEVER_WAITED))
-_OF_EXPOSED_BUFFERS = frozenset((HazardKind.EXPOSED, HazardKind.NEVER_RELEASED))
 #: The kinds that the order check reports.
 _OF_ORDER = frozenset((HazardKind.BRANCHES, HazardKind.DISAGREES, HazardKind.STUCK))
+
+_PENDING = (
+    "they read it in `{0}`, which has no exit barrier; keep the memory until a later collective "
+    "with a barrier of the same ranks, such as an all-reduce, has returned, or keep the exit "
+    "barrier"
+)
+_REQUEST = "it was started in `{0}`; wait for it first, on every path"
+_EXPOSED = "it was exposed in `{0}`; release it first, on every path"
+_ORDER = (
+    "{0}; all ranks of a team must make the same calls in the same order, and each send needs a "
+    "receive"
+)
+#: The part of a message that explains a hazard by the related statement or fact, and how to avoid
+#: it.
+_DETAILS = {
+    HazardKind.WRITE: _PENDING,
+    HazardKind.FREE: _PENDING,
+    HazardKind.RETURN: _PENDING,
+    HazardKind.LOST: "it was overwritten in `{0}`; allocate the two tensors apart",
+    HazardKind.BOUNDS: "it {0}",
+    HazardKind.MISALIGNED: (
+        f"it {{0}}, which is no multiple of {KERNEL_ALIGNMENT}, so reading it may crash the "
+        "process; align the view, or copy it"
+    ),
+    HazardKind.UNFINISHED: _REQUEST,
+    HazardKind.BUSY: _REQUEST,
+    HazardKind.NEVER_WAITED: _REQUEST,
+    HazardKind.EXPOSED: _EXPOSED,
+    HazardKind.NEVER_RELEASED: _EXPOSED,
+    HazardKind.RELEASED: (
+        "it was released in `{0}`, and its rank may have written it since; use it before the "
+        "release"
+    ),
+    HazardKind.CAPTURED: (
+        "replays of {0} skip the host, which notifies peers; use tvm_ipc.gpu.RewriteCUDAGraph "
+        "instead of TVM's RewriteCUDAGraph"
+    ),
+    HazardKind.UNORDERED: "{0}",
+    HazardKind.REUSED: "{0}",
+    HazardKind.STREAM: "{0}",
+    HazardKind.UNAVAILABLE: "{0}",
+    HazardKind.BRANCHES: (
+        "{0}; make the same calls in the same order in both, or use a condition that is the same "
+        "on all these ranks, such as the result of an all-reduce"
+    ),
+    HazardKind.DISAGREES: _ORDER,
+    HazardKind.STUCK: _ORDER,
+}
 
 
 @dataclass(frozen=True)
@@ -94,7 +144,7 @@ class Hazard:
 
     def __str__(self) -> str:
         """Return the sentence that errors print."""
-        details = self._details()
+        details = _DETAILS[self.kind].format(self.related)
         if self.example:
             details += f" (for example where {self.example})"
         if self.unknown and self.kind not in _OF_ORDER:
@@ -102,47 +152,6 @@ class Hazard:
         verb = "may be" if self.unknown else "is"
         where = f"function {self.function!r}, `{self.binding}`"
         return f"{where}: {self.memory} {verb} {self.kind.value}; {details}"
-
-    def _details(self) -> str:
-        """Return the part of the message that explains the hazard and how to avoid it."""
-        if self.kind is HazardKind.LOST:
-            return f"it was overwritten in `{self.related}`; allocate the two tensors apart"
-        if self.kind is HazardKind.BOUNDS:
-            return f"it {self.related}"
-        if self.kind is HazardKind.MISALIGNED:
-            return (
-                f"it {self.related}, which is no multiple of {KERNEL_ALIGNMENT}, so reading it may "
-                "crash the process; align the view, or copy it"
-            )
-        if self.kind in _OF_REQUESTS:
-            return f"it was started in `{self.related}`; wait for it first, on every path"
-        if self.kind in _OF_EXPOSED_BUFFERS:
-            return f"it was exposed in `{self.related}`; release it first, on every path"
-        if self.kind is HazardKind.RELEASED:
-            return (
-                f"it was released in `{self.related}`, and its rank may have written it since; use "
-                "it before the release"
-            )
-        if self.kind is HazardKind.CAPTURED:
-            return (
-                f"replays of {self.related} skip the host, which notifies peers; use "
-                "tvm_ipc.gpu.RewriteCUDAGraph instead of TVM's RewriteCUDAGraph"
-            )
-        if self.kind is HazardKind.BRANCHES:
-            return (
-                f"{self.related}; make the same calls in the same order in both, or use a "
-                "condition that is the same on all these ranks, such as the result of an all-reduce"
-            )
-        if self.kind in _OF_ORDER:
-            return (
-                f"{self.related}; all ranks of a team must make the same calls in the same order, "
-                "and each send needs a receive"
-            )
-        return (
-            f"they read it in `{self.related}`, which has no exit barrier; keep the memory until a "
-            "later collective with a barrier of the same ranks, such as an all-reduce, has "
-            "returned, or keep the exit barrier"
-        )
 
 
 class HazardReporter:

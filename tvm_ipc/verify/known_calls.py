@@ -6,9 +6,9 @@ A function that is in neither of them may do anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
-import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.analysis.ffi_arrays import as_list
@@ -17,9 +17,12 @@ from tvm_ipc.packed_functions import (
     AnyTeam,
     CollectiveFlag,
     Function,
+    Parameter,
     Sync,
     Team,
+    find,
 )
+from tvm_ipc.tvm_moved_names import GenericConst, StringImm
 from tvm_ipc.verify.relax_as_plain_statements import Argument
 
 #: The strategies whose kernels end with a barrier in upstream's implementation.
@@ -30,28 +33,38 @@ _TEAM_TYPES = ("Team", "InGroup")
 
 
 class KnownCall:
-    """A call of a function in `packed_functions`, whose arguments are found by parameter names."""
+    """A call of a function in `packed_functions`, whose arguments are found by parameter names.
 
-    def __init__(self, function: Function, arguments: list[Argument]) -> None:
+    `values` are those of the arguments, in the domain of the walk.
+    """
+
+    def __init__(self, function: Function, arguments: list[Argument], values: list[Any]) -> None:
         self.function = function
-        self._arguments = arguments
+        self.arguments = arguments
+        self.values = values
 
-    def fits(self) -> bool:
-        """Return whether the function accepts this number of arguments."""
-        return self.function.bind(len(self._arguments)) is not None
+    @property
+    def bound(self) -> Iterator[tuple[Parameter, Any]]:
+        """The parameter and the value of each argument."""
+        return zip(self.function.bind(len(self.values)) or (), self.values, strict=True)
 
     def positions(self, *names: str) -> tuple[int, ...]:
         """Return the positions of the arguments of some parameters."""
-        return self.function.positions(names, len(self._arguments))
+        return self.function.positions(names, len(self.arguments))
 
     def argument(self, name: str) -> Argument:
         """Return the argument of a parameter that takes exactly one."""
         (position,) = self.positions(name)
-        return self.at(position)
+        return self.arguments[position]
 
-    def at(self, position: int) -> Argument:
-        """Return the argument at a position."""
-        return self._arguments[position]
+    def operands(self, *names: str) -> tuple[Any, ...]:
+        """Return the values of the arguments of some parameters."""
+        return tuple([self.values[position] for position in self.positions(*names)])
+
+    def value(self, name: str) -> Any:
+        """Return the value of the argument of a parameter that takes exactly one."""
+        (value,) = self.operands(name)
+        return value
 
     def _constant(self, *types: str) -> int | None:
         """Return the constant argument of the parameter with one of some types, else None."""
@@ -62,7 +75,7 @@ class KnownCall:
         """Return the team whose ranks exchange data, None where it is unknown."""
         name = self.function.parameter_of_type(*_TEAM_TYPES)
         if name is None:
-            return Team.WORLD
+            return Team(self.function.defaults.get("team", Team.WORLD))
         argument = self.argument(name)
         if type(argument) is relax.ShapeExpr:
             numbers = [constant(extent) for extent in as_list(argument.values)]
@@ -92,68 +105,68 @@ class KnownCall:
         return self._constant("AllReduceStrategy") not in _UPSTREAM_EXIT_BARRIERS
 
 
+def known_call(name: str, arguments: list[Argument], values: list[Any]) -> KnownCall | None:
+    """Return a call of a packed function, None if its effects or its parameters are unknown."""
+    function = find(name)
+    if function is None or function.bind(len(arguments)) is None:
+        return None
+    return KnownCall(function, arguments, values)
+
+
 def constant(expr: Any) -> int | None:
     """Return the value of a constant integer argument, None for any other argument."""
     return int(expr.value) if type(expr) in _CONSTANTS else None
 
 
-_CONSTANTS: Final = frozenset((tirx.IntImm, tvm.ir.GenericConst))
+def text_of(expr: Any) -> str | None:
+    """Return the value of a string constant, None for any other expression."""
+    return str(expr.value) if isinstance(expr, StringImm) else None
+
+
+_CONSTANTS: Final = frozenset((tirx.IntImm, GenericConst))
+
+#: Operators that allocate a storage or a tensor.
+ALLOCATIONS = frozenset(
+    (
+        *("relax.memory.alloc_storage", "relax.memory.alloc_tensor"),
+        *("relax.vm.alloc_storage", "relax.vm.alloc_tensor", "relax.builtin.alloc_tensor"),
+    )
+)
 
 #: Packed functions whose result is, or may be, their first argument in another shape.
-VIEWS = frozenset({"vm.builtin.reshape", "vm.builtin.copy", "vm.builtin.to_device"})
+VIEWS = frozenset(("vm.builtin.reshape", "vm.builtin.copy", "vm.builtin.to_device"))
 
 #: Packed functions that only read their arguments and return none of their memory.
 READERS = frozenset(
-    {
-        "vm.builtin.match_shape",
-        "vm.builtin.match_prim_value",
-        "vm.builtin.check_tensor_info",
-        "vm.builtin.check_shape_info",
-        "vm.builtin.check_prim_value_info",
-        "vm.builtin.check_tuple_info",
-        "vm.builtin.check_func_info",
-        "vm.builtin.shape_of",
-        "vm.builtin.tensor_to_shape",
-        "vm.builtin.make_shape",
-        "vm.builtin.make_prim_value",
-        "vm.builtin.alloc_shape_heap",
-        "vm.builtin.read_if_cond",
-        "vm.builtin.assert",
-        "vm.builtin.print",
-        "vm.builtin.null_value",
-    }
+    f"vm.builtin.{name}"
+    for name in (
+        *("match_shape", "match_prim_value", "check_tensor_info", "check_shape_info"),
+        *("check_prim_value_info", "check_tuple_info", "check_func_info", "shape_of"),
+        *("tensor_to_shape", "make_shape", "make_prim_value", "alloc_shape_heap"),
+        *("read_if_cond", "null_value"),
+    )
 )
 
 #: Operators whose result is, or may be, their first argument.
 VIEW_OPERATORS = frozenset(
-    {
-        "relax.reshape",
-        "relax.memory.view",
-        "relax.memory.ensure_zero_offset",
-        "relax.builtin.stop_lift_params",
-        "relax.to_vdevice",
-        "relax.hint_on_device",
-    }
+    (
+        *("relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset"),
+        *("relax.builtin.stop_lift_params", "relax.to_vdevice", "relax.hint_on_device"),
+    )
 )
 
 #: Of `VIEWS` and `VIEW_OPERATORS`, those that read no elements: they only return a view.
 SAME_MEMORY = frozenset(
-    {
-        "relax.reshape",
-        "relax.memory.view",
-        "relax.memory.ensure_zero_offset",
+    (
+        *("relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset"),
         "vm.builtin.reshape",
-    }
+    )
 )
 
 #: Operators that may do anything to their arguments.
 UNKNOWN_OPERATORS = frozenset(
-    {
-        "relax.invoke_closure",
-        "relax.invoke_pure_closure",
-        "relax.call_inplace_packed",
+    (
+        *("relax.invoke_closure", "relax.invoke_pure_closure", "relax.call_inplace_packed"),
         "relax.call_py_func",
-        "relax.run_backend",
-        "relax.vm.invoke_closure",
-    }
+    )
 )

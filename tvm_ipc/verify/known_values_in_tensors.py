@@ -103,7 +103,7 @@ class TensorContents:
             aliases += alias.alternatives
 
     def clobber(self, values: Iterable[AbstractValue]) -> None:
-        """Write something unknown to some tensors."""
+        """Let unknown code write to some tensors."""
         for value in values:
             self.write(value, None, may_keep=False)
 

@@ -15,8 +15,8 @@ from tvm_ipc.verify.storage_and_buffer_types import (
     ValidBuffers,
     Value,
     objects,
-    storage_of,
 )
+from tvm_ipc.verify.stream_order import Clock, StreamOrder
 from tvm_ipc.verify.symbolic_inequalities import Example
 
 
@@ -41,6 +41,10 @@ class InFlight:
     #: Whether this is no request but an exposed buffer, which peers read until its release.
     is_exposed: bool = False
     since: int = 0  #: the value of `MemoryState.done` when it began
+    #: If the program uses several streams, the time at which a request ends on the stream of
+    #: requests, and what that stream had waited for.
+    end: int = 0
+    clock: Clock = field(default_factory=dict)
 
 
 def has_synced(team: AnyTeam | None, synced: frozenset[AnyTeam]) -> bool:
@@ -80,6 +84,7 @@ class MemoryState:
     peers: dict[Storage, frozenset[Storage]] = field(default_factory=dict)
     #: Memory of peers and representatives of exposed buffers that were released on some path.
     released: dict[Storage, Statement] = field(default_factory=dict)
+    streams: StreamOrder | None = None  #: None if the module uses only one stream
 
     def copy(self) -> MemoryState:
         """Return an independent copy."""
@@ -97,6 +102,7 @@ class MemoryState:
             self.exclusive,
             dict(self.peers),
             dict(self.released),
+            None if self.streams is None else self.streams.copy(),
         )
 
     def join(self, state: MemoryState) -> None:
@@ -121,6 +127,8 @@ class MemoryState:
         for exposed, peer_memory in state.peers.items():
             self.peers[exposed] = peer_memory | self.peers.get(exposed, frozenset())
         self.released |= state.released
+        if self.streams is not None and state.streams is not None:
+            self.streams.join(state.streams)
 
     def are_exclusive(self, requests: list[Storage]) -> bool:
         """Return whether no two of some requests were started on one path."""
@@ -143,7 +151,7 @@ class MemoryState:
                 self.holders[memory] = count
                 continue
             self.holders.pop(memory, None)
-            storage = storage_of(memory)
+            storage = memory.storage
             if isinstance(memory, Buffer):
                 self.lost.pop(memory, None)
                 if storage in self.valid:
@@ -152,11 +160,18 @@ class MemoryState:
             if storage not in self.holders and not self.allocated_in.get(storage):
                 self.allocated_in.pop(storage, None)
                 self.valid.pop(storage, None)
+                if self.streams is not None and not storage.external:
+                    self.streams.free(storage)
                 freed.append(storage)
         return freed
 
-    def sync(self, team: AnyTeam) -> None:
-        """Pass a barrier of a team: the pending reads of its ranks have ended."""
+    def sync(self, team: AnyTeam) -> list[Pending]:
+        """Pass a barrier of a team; return the pending reads of its ranks, which have ended."""
         synced = frozenset({team})
         self.passed |= synced
-        self.pending = tuple(p for p in self.pending if not has_synced(p.team, synced))
+        kept: list[Pending] = []
+        ended: list[Pending] = []
+        for pending in self.pending:
+            (ended if has_synced(pending.team, synced) else kept).append(pending)
+        self.pending = tuple(kept)
+        return ended

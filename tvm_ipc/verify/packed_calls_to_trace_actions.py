@@ -3,48 +3,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import cache
 
-from tvm import relax
+from tvm import relax, tirx
 
-from tvm_ipc.packed_functions import AllReduceStrategy, AnyTeam, CollectiveFlag, Function, Team
-from tvm_ipc.verify.comm_trace_types import KIND_OF_SYNC, Action, ActionKind
-from tvm_ipc.verify.compare_collective_arguments import (
-    DetailPerRank,
-    ShapeNumbers,
-    Signature,
-    TensorSize,
+from tvm_ipc.packed_functions import (
+    AllReduceStrategy,
+    AnyTeam,
+    CollectiveFlag,
+    Function,
+    Parameter,
+    Team,
+    find,
 )
+from tvm_ipc.verify.comm_trace_types import KIND_OF_SYNC, Action, ActionKind
+from tvm_ipc.verify.compare_collective_arguments import Detail, Signature
 from tvm_ipc.verify.known_calls import KnownCall, constant
-from tvm_ipc.verify.known_values_in_tensors import AbstractValue, Ranks, TensorContents
-from tvm_ipc.verify.per_rank_and_uniform_values import PerRank, RankModel, Teams
-from tvm_ipc.verify.relax_as_plain_statements import Argument, Statement
+from tvm_ipc.verify.known_values_in_tensors import Ranks, TensorContents
+from tvm_ipc.verify.per_rank_and_uniform_values import (
+    PerRank,
+    RankModel,
+    Teams,
+    on_rank,
+    per_rank,
+)
+from tvm_ipc.verify.relax_as_plain_statements import Statement
 from tvm_ipc.verify.symbolic_sizes_of_call_arguments import CallSizes
 
 #: The tensor whose size all ranks agree in, where that is not the one they send.
-_COMPARED = {"broadcast": "recv", "scatter": "recv"}
-_NO_SHARDS = ShapeNumbers(())
+_SIZED = {"broadcast": "recv", "scatter": "recv"}
+#: Parameters in which ranks agree, besides those of certain types.
+_COMPARED = frozenset(("root", "epsilon", "sources", "parts", "weight"))
 
 
 class CallActions:
-    """Creates the actions of one trace.
+    """Creates the actions of one trace."""
 
-    `evaluate` returns the value of an argument.
-    """
-
-    def __init__(
-        self,
-        ranks: RankModel,
-        contents: TensorContents,
-        sizes: CallSizes,
-        evaluate: Callable[[Argument], AbstractValue],
-    ) -> None:
+    def __init__(self, ranks: RankModel, contents: TensorContents, sizes: CallSizes) -> None:
         self._ranks = ranks
         self._contents = contents
         self._sizes = sizes
-        self._evaluate = evaluate
-        #: The numbers of ranks that the program implies by splitting all ranks into teams.
+        #: The numbers of ranks that the program implies by the ranks that it lists in teams.
         self.implied_sizes: set[int] = set()
 
     def action(self, call: KnownCall, step: Statement, caller: str) -> Action | None:
@@ -63,8 +62,7 @@ class CallActions:
         """Return the team of each rank, and a name that tells teams of the same ranks apart."""
         name = call.function.parameter_of_type("Team", "InGroup")
         if name is not None:
-            argument = call.argument(name)
-            requested = self._evaluate(argument) if type(argument) is int else None
+            requested = call.value(name)
             if isinstance(requested, Ranks) and requested.team is not None:
                 members = requested.team
                 teams = tuple(members if r in members else () for r in range(self._ranks.size))
@@ -72,9 +70,11 @@ class CallActions:
                 return (None if copy is None else teams), f"copy {copy}"
         team: AnyTeam | None = call.team()
         if isinstance(team, tuple):
-            self.implied_sizes.add(len(team) - 1)
+            self.implied_sizes.add(max(team[1:], default=0) + 1)
         if team is None:
             return None, ""
+        if team == Team.GROUP and self._ranks.groups == 1 and self._ranks.are_groups_known:
+            team = Team.WORLD  # the runtime has one team for both
         is_predefined = isinstance(team, int) and team in (*Team,)
         return self._ranks.teams(team), f"team {team}" if is_predefined else "copy 0"
 
@@ -92,8 +92,7 @@ class CallActions:
         peer_parameter = call.function.parameter_of_type("int")
         if peer_parameter is None:
             return None  # the controller may be the peer of worker 0
-        argument = call.argument(peer_parameter)
-        known = self._contents.known(self._evaluate(argument))
+        known = self._contents.known(call.value(peer_parameter))
         if isinstance(known, PerRank):
             action.peers = tuple(peer if peer in ranks else None for peer in known.values)
         return action
@@ -103,58 +102,71 @@ class CallActions:
     def _signature(self, call: KnownCall, kind: ActionKind) -> Signature:
         """Return the arguments that the other ranks have to pass too."""
         function = call.function
-        name, root = general_name(function), None
-        for suffix in ("_from_worker0", "_to_worker0"):
-            if name.endswith(suffix):
-                name, root = name.removesuffix(suffix), 0
-        details: dict[str, Any] = {} if root is None else {"root": root}
-        for parameter in function.parameters:
-            details |= self._details_of(call, parameter.type, parameter.name)
-        details |= {
-            key: int(value)
-            for key, value in function.defaults.items()
-            if key in ("root", "strategy")
-        }
-        if "kind" in function.defaults:
-            details["ReduceKind"] = int(function.defaults["kind"])
-        details.setdefault("CollectiveFlag", int(CollectiveFlag.NONE))
-        if name == "allreduce":
-            details.setdefault("AllReduceStrategy", int(AllReduceStrategy.DEFAULT))
+        name, fixed, compared = _form(function)
+        details = {**fixed}
+        for key, parameter in compared:
+            details[key] = self._detail(call, parameter)
         if function.releases:
-            details["number"] = len(call.positions(function.releases))
-        compared = "tensor" if kind is ActionKind.EXPOSE else _COMPARED.get(name, "send")
-        positions = call.positions(compared) or call.positions("send", "recv")
-        if positions and not function.releases:
-            size = self._sizes.tensor_size(call.at(positions[0]))
-            if details.get("parts", _NO_SHARDS) != _NO_SHARDS:
+            details["number"] = (len(call.positions(function.releases)),)
+            return Signature(name, tuple(sorted(details.items())))
+        sized = "tensor" if kind is ActionKind.EXPOSE else _SIZED.get(name, "send")
+        positions = call.positions(sized) or call.positions("send", "recv")
+        if positions:
+            details["size"] = size = self._sizes.tensor_size(call.arguments[positions[0]])
+            if details.get("parts", ()) != ():
                 # `parts` specifies how much each rank sends; only the data type is compared.
-                first = size.values[0] if isinstance(size, DetailPerRank) else size
-                size = TensorSize(first.dtype, 0)
-            details["size"] = size
+                details["size"] = (on_rank(size, 0)[0], 0)
         return Signature(name, tuple(sorted(details.items())))
 
-    def _details_of(self, call: KnownCall, kind: str, name: str) -> dict[str, Any]:
-        """Return what a parameter of a type and name contributes to a signature."""
-        if kind in ("ReduceKind", "AllReduceStrategy", "CollectiveFlag"):
-            return {kind: self._detail(call.argument(name))}
-        if kind == "ReduceKindInShape":
-            shape = self._sizes.shape_numbers(call.argument(name))
-            has_kind = shape is not None and len(shape.numbers) == 1
-            return {"ReduceKind": shape.numbers[0] if has_kind else None}
-        if name in ("root", "epsilon"):
-            return {name: self._detail(call.argument(name))}
-        if name in ("sources", "parts"):
-            return {name: self._sizes.shape_numbers(call.argument(name))}
-        if name == "weight":
-            return {name: self._sizes.element_count(call.argument(name))}
-        return {}
+    def _detail(self, call: KnownCall, parameter: Parameter) -> Detail:
+        """Return what an argument contributes to a signature."""
+        argument = call.argument(parameter.name)
+        if type(argument) is tirx.IntImm:
+            return (int(argument.value),)
+        detail: Detail
+        if parameter.name == "weight":
+            detail = self._sizes.element_count(argument)
+        elif parameter.type in ("Shape", "ReduceKindInShape"):
+            detail = self._sizes.shape_numbers(argument)
+        else:
+            known = self._contents.known(call.value(parameter.name))
+            if not isinstance(known, PerRank):
+                known = self._sizes.number(argument)
+            detail = per_rank(lambda number: (number,), self._ranks, known)
+        return detail
 
-    def _detail(self, argument: Argument) -> Any:
-        """Return the number that is an argument, None where it is unknown."""
-        known = self._contents.known(self._evaluate(argument))
-        if isinstance(known, PerRank):
-            return known.values[0] if known.is_uniform else DetailPerRank(known.values)
-        return self._sizes.detail(argument)
+
+@cache
+def _form(
+    function: Function,
+) -> tuple[str, dict[str, Detail], list[tuple[str, Parameter]]]:
+    """Return what all signatures of a function share, and the parameters that differ.
+
+    It is the name that the functions of all backends for a collective share, and details.
+    """
+    general = find(function.general_form) or function
+    name = general.name.rpartition(".")[2]
+    details: dict[str, Detail] = {"CollectiveFlag": (int(CollectiveFlag.NONE),)}
+    for suffix in ("_from_worker0", "_to_worker0"):
+        if name.endswith(suffix):
+            name, details["root"] = name.removesuffix(suffix), (0,)
+    if name == "allreduce":
+        details["AllReduceStrategy"] = (int(AllReduceStrategy.DEFAULT),)
+    for parameter in general.parameters:
+        key = _key(parameter)
+        if key and parameter.name in function.defaults:
+            details[key] = (int(function.defaults[parameter.name]),)
+    keys = [(_key(parameter), parameter) for parameter in function.parameters]
+    return name, details, [(key, parameter) for key, parameter in keys if key]
+
+
+def _key(parameter: Parameter) -> str:
+    """Return the key of a parameter in signatures, "" if ranks may pass different arguments."""
+    if parameter.type in ("ReduceKind", "AllReduceStrategy", "CollectiveFlag"):
+        return parameter.type
+    if parameter.type == "ReduceKindInShape":
+        return "ReduceKind"
+    return parameter.name if parameter.name in _COMPARED else ""
 
 
 def requested_team(call: KnownCall) -> Ranks | None:
@@ -166,8 +178,3 @@ def requested_team(call: KnownCall) -> Ranks | None:
     known = tuple(rank for rank in ranks if rank is not None)
     copy = constant(call.argument("copy"))
     return Ranks(known, copy) if len(known) == len(ranks) else None
-
-
-def general_name(function: Function) -> str:
-    """Return the name that functions of all backends for the same collective share."""
-    return (function.general_form or function.name).rpartition(".")[2]

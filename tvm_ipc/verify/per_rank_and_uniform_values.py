@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
 
 from tvm_ipc.packed_functions import AnyTeam, Team
+from tvm_ipc.tvm_moved_names import MatchBufferRegion, SBlock, SBlockRealize
 from tvm_ipc.verify.evaluate_at_sample_points import evaluate
 
 #: The members of the team of each rank, () for a rank without a team.
@@ -30,12 +32,18 @@ class RankModel:
 
     size: int
     groups: int = 1
+    are_groups_known: bool = True  #: whether `groups` is that of the session, and no assumption
+
+    @cached_property
+    def world(self) -> Teams:
+        """The team of all ranks, for each rank."""
+        return (tuple(range(self.size)),) * self.size
 
     def teams(self, team: AnyTeam) -> Teams | None:
         """Return the team of each rank, None if only the session knows it."""
-        ranks = tuple(range(self.size))
         if team == Team.WORLD:
-            return (ranks,) * self.size
+            return self.world
+        ranks = self.world[0]
         if team == Team.GROUP:
             size = self.size // self.groups
             return tuple(ranks[rank // size * size :][:size] for rank in ranks)
@@ -48,14 +56,29 @@ class RankModel:
 
 @dataclass(frozen=True)
 class PerRank:
-    """A number whose value on each rank is known."""
+    """A number, or another argument of a call, whose value on each rank is known."""
 
-    values: tuple[int, ...]
+    values: tuple[Any, ...]
 
     @property
     def is_uniform(self) -> bool:
         """Return whether all ranks have the same value."""
-        return len(set(self.values)) == 1
+        return self.values.count(self.values[0]) == len(self.values)
+
+
+def on_rank(value: Any, rank: int) -> Any:
+    """Return the value that a rank has."""
+    return value.values[rank] if isinstance(value, PerRank) else value
+
+
+def per_rank(function: Callable[..., Any], ranks: RankModel, *operands: Any) -> Any:
+    """Return the result of a function, for each rank where the results or operands differ."""
+    if not any(isinstance(operand, PerRank) for operand in operands):
+        return function(*operands)
+    values = tuple(
+        function(*(on_rank(operand, rank) for operand in operands)) for rank in range(ranks.size)
+    )
+    return values[0] if len(set(values)) == 1 else PerRank(values)
 
 
 @dataclass(frozen=True)
@@ -79,8 +102,7 @@ def uniform(teams: Teams) -> Uniform:
 
 def computed(operands: Iterable[KnownValue], ranks: RankModel) -> KnownValue:
     """Return what is known of a value that depends on some operands only."""
-    teams = ranks.teams(Team.WORLD)
-    assert teams is not None
+    teams = ranks.world
     for operand in operands:
         if operand is None or (isinstance(operand, PerRank) and not operand.is_uniform):
             return None
@@ -168,14 +190,14 @@ def _elements(buffer: Any) -> int | None:
 #: Statements that a kernel of scalars must not contain, unless they run exactly once.
 _CONTROL_FLOW = (
     *(tirx.For, tirx.While, tirx.IfThenElse, tirx.Evaluate, tirx.DeclBuffer),
-    *(s_tir.MatchBufferRegion, s_tir.SBlock, s_tir.SBlockRealize),
+    *(MatchBufferRegion, SBlock, SBlockRealize),
 )
 
 
 def _may_skip_or_repeat(node: Any) -> bool:
     """Return whether a statement may run stores less or more than once."""
-    if isinstance(node, s_tir.SBlock):
+    if isinstance(node, SBlock):
         return node.init is not None
-    if isinstance(node, s_tir.SBlockRealize):
+    if isinstance(node, SBlockRealize):
         return not isinstance(node.predicate, tirx.IntImm) or not int(node.predicate)
     return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the parameters that a PrimFunc may write."""
+"""Find the parameters that a PrimFunc may write, and whether it allocates memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
+
+from tvm_ipc.tvm_moved_names import MatchBufferRegion, SBlock, TensorRegion
 
 
 def written_parameters(function: tirx.PrimFunc) -> frozenset[int]:
@@ -58,11 +60,27 @@ def written_parameters(function: tirx.PrimFunc) -> frozenset[int]:
     return frozenset(k for k, parameter in enumerate(function.params) if parameter in written)
 
 
+def allocates_workspace(function: tirx.PrimFunc) -> bool:
+    """Return whether the function allocates a buffer in the memory of the device for each call."""
+    found: list[bool] = []
+
+    def block(node: Any) -> None:
+        found.extend(buffer.scope() == "global" for buffer in node.alloc_buffers)
+
+    def allocate(node: Any) -> None:
+        found.append(node.buffer.scope() == "global")
+
+    tvm_ffi.structural_walk(
+        function.body, [(SBlock, block), (tirx.AllocBuffer, allocate)], order="pre"
+    )
+    return any(found)
+
+
 def _variables(expr: Any) -> set[Any]:
     variables: set[Any] = set()
     tvm_ffi.structural_walk(expr, [(tvm.ir.Var, variables.add)])
     return variables
 
 
-_REGION = tvm.ir.TensorRegion
-_MATCH = s_tir.MatchBufferRegion
+_REGION = TensorRegion
+_MATCH = MatchBufferRegion

@@ -17,7 +17,6 @@ from tvm_ipc.verify.storage_and_buffer_types import (
     Storage,
     Value,
     objects,
-    storage_of,
 )
 
 
@@ -40,6 +39,8 @@ class Summary:
     writes: list[Access] = field(default_factory=list)
     pending: tuple[Pending, ...] = ()
     passed: frozenset[AnyTeam] = frozenset()
+    uses_streams: bool = False  #: whether it uses several streams, also in functions that it calls
+    allocates: bool = False  #: whether it or its callees allocate memory; only with streams
 
 
 class CallMapping:
@@ -59,7 +60,7 @@ class CallMapping:
                 self._bind(inner, argument)
             return
         for memory in parameter:
-            self._arguments[storage_of(memory)] = frozenset(objects(value))
+            self._arguments[memory.storage] = frozenset(objects(value))
 
     def argument(self, storage: Storage) -> Leaf | None:
         """Return the argument that a storage of a parameter stands for, None for other storages."""
@@ -67,7 +68,7 @@ class CallMapping:
 
     def memory(self, memory: Memory) -> Leaf:
         """Return the caller's memory for memory of the callee."""
-        storage = storage_of(memory)
+        storage = memory.storage
         argument = self._arguments.get(storage)
         if argument is not None:
             return frozenset(

@@ -28,6 +28,11 @@ class Storage:
     #: same memory, and the function does not free them.
     external: bool = False
 
+    @property
+    def storage(self) -> Storage:
+        """The storage itself, for memory that may be a buffer too."""
+        return self
+
 
 @dataclass(eq=False)
 class Buffer:
@@ -42,6 +47,11 @@ class Buffer:
     #: The buffer that this one continues under another name: of a view, or after an `if`.
     origin: Buffer | None = None
     assumptions: Assumptions = ()  #: implied by the existence of the tensor
+
+    def renamed(self, weak: bool, origin: Buffer | None) -> Buffer:
+        """Return another buffer of the same bytes."""
+        begin, end, assumptions = self.begin, self.end, self.assumptions
+        return Buffer(self.name, self.storage, begin, end, weak, origin, assumptions)
 
 
 Memory = Storage | Buffer
@@ -66,11 +76,6 @@ def leaves(value: Value) -> Iterator[Leaf]:
     else:
         for field in value:
             yield from leaves(field)
-
-
-def storage_of(memory: Memory) -> Storage:
-    """Return the storage itself, or the storage that a buffer is allocated in."""
-    return memory if isinstance(memory, Storage) else memory.storage
 
 
 _BEGIN = attrgetter("begin")

@@ -10,12 +10,13 @@ repeat the same differences, so every result is cached.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import ir, tirx
 
 from tvm_ipc.analysis.polynomials import (
     Number,
@@ -28,6 +29,7 @@ from tvm_ipc.analysis.polynomials import (
     times,
     unpack,
 )
+from tvm_ipc.tvm_moved_names import Analyzer, ConstIntBound
 from tvm_ipc.verify.evaluate_at_sample_points import POINTS, coordinate, evaluate
 
 #: Numbers that are assumed not to be negative, such as the extents of an existing tensor.
@@ -47,15 +49,18 @@ class Extents:
         #: Shape variables and the other expressions that polynomials refer to by index.
         self._atoms: list[Any] = []
         self._variables: dict[Any, int] = {}
+        #: The values of shape variables of functions that are interpreted where they are called.
+        self._defined: dict[Any, Any] = {}
         #: Terms of expressions that are no variables, by structural hash.
         self._expression_terms: dict[int, list[tuple[Any, Terms]]] = {}
         self._bounds: dict[int, tuple[int, int]] = {}
-        self._analyzer: Any = sym.Analyzer()
+        self._analyzer: Any = Analyzer()
         self._orders: dict[tuple[Number, Number, Assumptions], bool] = {}
         self._proofs: dict[tuple[Polynomial, Assumptions], bool] = {}
-        self._examples: dict[tuple[Number, ...], Example | None] = {}
-        self._not_negative: dict[int, bool] = {}
-        self._values: dict[tuple[int, int], int | None] = {}
+        #: Returns sizes at which no number is negative, None if none were found.
+        self.example: Callable[..., Example | None] = cache(self._find_example)
+        self._is_not_negative = cache(self._find_is_not_negative)
+        self._value_at = cache(self._evaluate_at)
         self._steps_left = 0
 
     # ---- arithmetic -----------------------------------------------------------------------
@@ -69,6 +74,19 @@ class Extents:
             most = upper.get(variable.name, _LARGEST)
             if variable not in self._variables and (least, most) != (0, _LARGEST):
                 self._index_of(variable, least, most)
+
+    def define(self, variable: Any, expr: Any) -> None:
+        """Give a variable the value of an expression, until it is given another one."""
+        value = self._substituted(expr)
+        self._defined.pop(variable, None)
+        if not any(variable.same_as(used) for used in _variables_of(value)):
+            self._defined[variable] = value
+
+    def _substituted(self, expr: Any) -> Any:
+        """Return an expression with the values of defined variables."""
+        if not self._defined or isinstance(expr, tirx.IntImm):
+            return expr
+        return tvm_ffi.structural_map(expr, (ir.Var, lambda var: self._defined.get(var, var)))
 
     def number(self, expr: Any) -> Number | None:
         """Return an integer expression as a number, None for any other expression."""
@@ -134,7 +152,10 @@ class Extents:
         if isinstance(expr, tirx.Cast):
             return self._terms(expr.value, simplified)
         if isinstance(expr, ir.Var):
-            return {(self._index_of(expr),): 1}
+            value = self._defined.get(expr)
+            return {(self._index_of(expr),): 1} if value is None else self._terms(value)
+        if not simplified:
+            expr = self._substituted(expr)
         same = self._expression_terms.setdefault(
             tvm_ffi.structural_hash(expr, map_free_vars=False), []
         )
@@ -184,12 +205,6 @@ class Extents:
             )
         return is_proved
 
-    def example(self, *numbers: Number) -> Example | None:
-        """Return sizes at which none of the numbers is negative, None if none were found."""
-        if numbers not in self._examples:
-            self._examples[numbers] = self._find_example(numbers)
-        return self._examples[numbers]
-
     # ---- proofs ---------------------------------------------------------------------------
 
     def _proves(self, number: Number, assumptions: Assumptions) -> bool:
@@ -220,14 +235,10 @@ class Extents:
             factor >= 0 and all(map(self._is_not_negative, monomial)) for monomial, factor in number
         )
 
-    def _is_not_negative(self, index: int) -> bool:
+    def _find_is_not_negative(self, index: int) -> bool:
         """Return whether the atom of an index is never negative."""
-        is_proved = self._not_negative.get(index)
-        if is_proved is None:
-            atom = self._atoms[index]
-            is_proved = isinstance(atom, ir.Var) or bool(self._analyzer.can_prove(atom >= 0))
-            self._not_negative[index] = is_proved
-        return is_proved
+        atom = self._atoms[index]
+        return isinstance(atom, ir.Var) or bool(self._analyzer.can_prove(atom >= 0))
 
     def _proves_by_atoms(self, number: Polynomial, assumptions: Assumptions) -> bool:
         """Try to prove that a number is not negative by substituting bounds or cases of an atom."""
@@ -261,7 +272,7 @@ class Extents:
         """
         bound = self._analyzer.const_int_bound(self._atoms[index])
         limits = [int(bound.min_value), int(bound.max_value)]
-        if limits[0] == sym.ConstIntBound.NEG_INF or limits[1] >= _LARGEST:
+        if limits[0] == ConstIntBound.NEG_INF or limits[1] >= _LARGEST:
             return []
         if any(monomial.count(index) > 1 for monomial, _ in number):
             return []
@@ -313,7 +324,7 @@ class Extents:
 
     # ---- examples -------------------------------------------------------------------------
 
-    def _find_example(self, numbers: tuple[Number, ...]) -> Example | None:
+    def _find_example(self, *numbers: Number) -> Example | None:
         variables = self.variables(*numbers)
         for point in range(POINTS if variables else 1):
             if all(self._is_not_negative_at(number, point) for number in numbers):
@@ -342,21 +353,28 @@ class Extents:
         least, most = self._bounds[index]
         return least + coordinate(point, index) % (most - least + 1)
 
+    def _evaluate_at(self, index: int, point: int) -> int | None:
+        """Return the value of an atom at a sample point, None if it has none there."""
+        return evaluate(self._atoms[index], lambda variable: self._coordinate(variable, point))
+
     def _is_not_negative_at(self, number: Number, point: int) -> bool:
         """Return whether a number is defined at a sample point and not negative there."""
         total = 0
         for monomial, factor in _terms_of(number):
             for index in monomial:
-                if (index, point) not in self._values:
-                    self._values[index, point] = evaluate(
-                        self._atoms[index], lambda variable: self._coordinate(variable, point)
-                    )
-                value = self._values[index, point]
+                value = self._value_at(index, point)
                 if value is None:
                     return False
                 factor *= value
             total += factor
         return total >= 0
+
+
+def _variables_of(expr: Any) -> list[Any]:
+    """Return the variables of an expression."""
+    variables: list[Any] = []
+    tvm_ffi.structural_walk(expr, [(ir.Var, variables.append)])
+    return variables
 
 
 def _terms_of(number: Number) -> Polynomial:

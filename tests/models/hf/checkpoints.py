@@ -73,6 +73,13 @@ def saved(folder: Path, name: str, dtype: str = "float32", **sizes: Any) -> Any:
     return model
 
 
+def saved_with(tokenizer: Any, folder: Path, **sizes: Any) -> Any:
+    """Save a model with a tokenizer, which has a token for each one of the model; return it."""
+    model = saved(folder, "Llama", vocab_size=len(tokenizer), **sizes)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
 def continued(model: Any, ids: list[int], count: int) -> list[int]:
     """Return what PyTorch says that comes next."""
     with torch.no_grad():

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from tests.models.hf.checkpoints import saved
-from tests.models.hf.tokenizers_of_tests import BYTE_VOCABULARY, END, TEMPLATE, of_bytes
+from tests.models.hf.checkpoints import saved_with
+from tests.models.hf.tokenizers_of_tests import END, TEMPLATE, of_bytes
 from tvm_ipc.__main__ import main
 from tvm_ipc.models.hf import load_and_generate as module
 from tvm_ipc.models.hf.load_and_generate import Model
@@ -36,15 +36,8 @@ LABELS = ("model ", "plan ", "chat ", "time ", "memory ", "PyTorch ")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    saved(
-        folder,
-        "Llama",
-        num_hidden_layers=1,
-        vocab_size=BYTE_VOCABULARY,
-        max_position_embeddings=CONTEXT,
-        eos_token_id=END,
-    )
-    of_bytes().save_pretrained(folder)
+    sizes = {"max_position_embeddings": CONTEXT, "eos_token_id": END}
+    saved_with(of_bytes(), folder, num_hidden_layers=1, **sizes)
     return folder
 
 
@@ -213,33 +206,6 @@ def test_models_that_cannot_chat(trained: Path, tmp_path: Path, chat: Chat) -> N
     assert "the chat template refuses the messages: unknown role system" in line
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--chat", "--prompt", "a"], "--chat conflicts with --prompt"),
-        (["--chat", "--tokens", "1"], "--chat conflicts with --tokens"),
-        (["--chat", "--json"], "--chat conflicts with --json"),
-        (["--chat", "--bench"], "--chat conflicts with --bench"),
-        (["--prompt", "a", "--system", "b"], "--system needs --chat"),
-        (["--tokens", "1", "--stop", "b"], "--stop needs a text"),
-        (["--bench", "--stop", "b"], "leave --stop out"),
-    ],
-)
-def test_options_that_conflict(options: list[str], said: str) -> None:
-    from tvm_ipc.tools.run.options import OptionError, parse
-
-    with pytest.raises(OptionError, match=said):
-        parse(["folder", *options])
-
-
-def test_default_number_of_tokens() -> None:
-    from tvm_ipc.tools.run.options import parse
-
-    assert parse(["folder", "--chat"]).max_new_tokens == 512
-    assert parse(["folder", "--prompt", "a"]).max_new_tokens == 64
-    assert parse(["folder", "--chat", "--max-new-tokens", "7"]).max_new_tokens == 7
-
-
 def test_stop_strings_of_a_prompt(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
@@ -260,14 +226,7 @@ def test_stop_strings_of_a_prompt(
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose answers do not end, with a context that leaves time for Ctrl-C."""
     folder = tmp_path_factory.mktemp("endless")
-    saved(
-        folder,
-        "Llama",
-        num_hidden_layers=1,
-        vocab_size=BYTE_VOCABULARY,
-        max_position_embeddings=100_000,
-    )
-    of_bytes().save_pretrained(folder)
+    saved_with(of_bytes(), folder, num_hidden_layers=1, max_position_embeddings=100_000)
     return folder
 
 

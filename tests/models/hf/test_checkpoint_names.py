@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import tvm_ipc
-from tvm_ipc.comm import Mesh, Replica, Shard
+from tests.models.weights import weight_files
 from tvm_ipc.errors import ModelError
 from tvm_ipc.models.weights.list_checkpoint_tensors import read_checkpoint
-from tvm_ipc.spmd import ShardSpec
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -46,15 +45,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def cuts_of(model: Any, ranks: int) -> dict[str, ShardSpec]:
-    """Each weight divided along another axis, or along none."""
-    mesh = Mesh({"tp": ranks})
-    found = {}
-    for k, (name, one) in enumerate(model.named_parameters(remove_duplicate=False)):
-        axis = k % (one.dim() + 1)
-        place = Shard(axis) if axis < one.dim() else Replica()
-        found[name] = ShardSpec(name, name, tuple(one.shape), "float32", mesh, (place,))
-    return found
+def arrays_of(model: Any) -> dict[str, np.ndarray[Any, Any]]:
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {name: one.detach().numpy() for name, one in parameters}
 
 
 @pytest.mark.parametrize(
@@ -70,17 +63,15 @@ def test_what_save_pretrained_writes(name: str, head: str, tmp_path: Path) -> No
     )
     saved = model if head == "ForCausalLM" else model.base_model
     saved.save_pretrained(tmp_path, max_shard_size="40KB")
-    cuts = cuts_of(model, 2)
+    arrays = arrays_of(model)
+    cuts = weight_files.cuts_of(arrays, 2)
     found = names_of.checkpoint_names(model, read_checkpoint(tmp_path))
     if head == "Model" and not config.tie_word_embeddings:
         del cuts["lm_head.weight"]
     names = {name: found[name] for name in cuts}
     with tvm_ipc.Session(2, threads=True, timeout=60) as session:
         weights = tvm_ipc.load_weights(session, tmp_path, cuts, names=names)
-        for key, one in model.named_parameters(remove_duplicate=False):
-            for rank in range(2 if key in cuts else 0):
-                wanted = cuts[key].shard(one.detach().numpy(), rank)
-                np.testing.assert_array_equal(session.get(weights[key], rank), wanted)
+        weight_files.compare(session, weights, cuts, arrays)
 
 
 def test_a_weight_that_is_made_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +96,8 @@ def test_names_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     folder, stored = read_folder(tmp_path / "model"), read_checkpoint(tmp_path / "model")
     (tmp_path / "kept").mkdir()
     library = tmp_path / "kept" / "model.so"
-    made = CompiledModel(library, cuts_of(model, 1), (), 67, "float32", (), {})
+    cuts = weight_files.cuts_of(arrays_of(model), 1)
+    made = CompiledModel(library, cuts, (), 67, "float32", (), {})
     asked: list[object] = []
     ask = names_of.checkpoint_names
     monkeypatch.setattr(

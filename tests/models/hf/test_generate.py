@@ -11,13 +11,16 @@ import pytest
 
 import tvm_ipc
 from tests.models.hf.checkpoints import SIZES, continued, saved, torch, transformers
+from tvm_ipc.errors import ModelError
 
 PROMPT = [5, 61, 17, 3, 44, 60, 2, 29, 31]
 
 
-def on_workers(folder: Path, workers: int, prompt: list[int], count: int) -> list[int]:
+def on_workers(
+    folder: Path, workers: int, prompt: list[int], count: int, plan: Any = None
+) -> list[int]:
     with tvm_ipc.Session(workers, threads=True, timeout=60) as session:
-        model = tvm_ipc.models.load(folder, session)
+        model = tvm_ipc.models.load(folder, session, plan=plan)
         return list(model.generate(prompt, count, stop=[]))
 
 
@@ -28,6 +31,21 @@ def test_says_what_pytorch_says(name: str, workers: int, layers: int, tmp_path: 
     expected = continued(model, PROMPT, 16)
     assert len(set(expected)) > 3, "else it could be by chance"
     assert on_workers(tmp_path, workers, PROMPT, 16) == expected
+
+
+@pytest.mark.parametrize(("name", "workers"), [("Mixtral", 2), ("Mixtral", 4), ("Qwen3Moe", 4)])
+def test_sharded_experts_say_what_pytorch_says(name: str, workers: int, tmp_path: Path) -> None:
+    """Also where the ranks do not divide the experts, and for a prompt of one token."""
+    model = saved(tmp_path, name, num_hidden_layers=1)
+    for prompt in (PROMPT, PROMPT[:1]):
+        expected = continued(model, prompt, 16)
+        assert on_workers(tmp_path, workers, prompt, 16, "experts") == expected
+
+
+def test_models_without_experts_have_none_to_shard(tmp_path: Path) -> None:
+    saved(tmp_path, "Llama", num_hidden_layers=1)
+    with pytest.raises(ModelError, match="no plan that shards experts of this model"):
+        on_workers(tmp_path, 2, PROMPT, 1, "experts")
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -70,7 +88,7 @@ def test_one_model_many_texts(tmp_path: Path) -> None:
 def test_long_prompts_are_taken_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tvm_ipc.models.hf import load_and_generate as module
 
-    monkeypatch.setattr(module, "_PREFILL_CHUNK", 4)
+    monkeypatch.setattr(module, "PREFILL_CHUNK", 4)
     model = saved(tmp_path, "Llama")
     assert on_workers(tmp_path, 2, PROMPT, 4) == continued(model, PROMPT, 4)
 
@@ -89,10 +107,11 @@ def test_bfloat16_is_as_near_to_float32_as_pytorchs(
     exact, theirs = (logits_of_pytorch(tmp_path, dtype, text) for dtype in ("float32", "bfloat16"))
     with tvm_ipc.Session(workers, threads=True, timeout=60) as session:
         ours = tvm_ipc.models.load(tmp_path, session)
-        caches = ours._allocate_caches(len(text))
-        found = [session.get(ours._step(ours._prefill, prompt, 0, caches))[0]]
+        steps = ours._steps
+        caches = steps.allocate_caches(len(text))
+        found = [session.get(steps.prefill(prompt, 0, caches))[0]]
         for seen, token in enumerate(rest, start=len(prompt)):
-            found.append(session.get(ours._step(ours._decode, [token], seen, caches))[0])
+            found.append(session.get(steps.decode(token, seen, caches))[0])
     exact, theirs = exact[len(prompt) - 1 :], theirs[len(prompt) - 1 :]
     error = np.square(np.stack(found) - exact).mean()
     assert error < 1.5 * np.square(theirs - exact).mean()

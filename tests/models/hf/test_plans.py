@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,13 @@ from tests.models.hf.checkpoints import continued, model_of, saved
 from tvm_ipc.__main__ import main
 from tvm_ipc.comm import Shard
 from tvm_ipc.errors import ModelError
-from tvm_ipc.models.hf.user_sharding_plan import parse_plan, read_plan
+from tvm_ipc.models.hf.user_sharding_plan import (
+    NAMED_PLANS,
+    parse_plan,
+    read_plan,
+    shards_experts,
+)
+from tvm_ipc.tools.run import options
 
 MLP_ALONE = {"gate_proj": "colwise", "up_proj": Shard(0), "mlp.down_proj.weight": "S[1]"}
 
@@ -42,6 +49,34 @@ def test_plans(decoder: Any) -> None:
     assert found.collectives["allreduce"] >= 4
 
 
+def test_named_plans_are_those_of_the_command() -> None:
+    """The command names them without importing TVM."""
+    assert options.NAMED_PLANS == NAMED_PLANS
+    assert [parse_plan("load: plan", name) for name in NAMED_PLANS] == [*NAMED_PLANS]
+    assert [name for name in NAMED_PLANS if shards_experts(name)] == ["experts"]
+    assert shards_experts({"experts.down_proj": "grouped_gemm", "q_proj": "colwise"})
+    assert not shards_experts({"experts.down_proj": "rowwise"})
+
+
+class Experts(SimpleNamespace):
+    """The experts of a layer, with the usual gate."""
+
+    @staticmethod
+    def _apply_gate(*_: Any) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("changed", [{"has_bias": True}, {"has_gate": False}, {"act": "tanh"}])
+def test_experts_of_another_form_are_refused(changed: dict[str, Any]) -> None:
+    from tvm_ipc.models.hf.transformers_experts import _run_experts
+
+    form = {"has_gate": True, "has_bias": False, "is_transposed": False, "act": "silu", **changed}
+    config = SimpleNamespace(hidden_act=form.pop("act"))
+    module = Experts(config=config, is_concatenated=True, has_post_expert_norm=False, **form)
+    with pytest.raises(ModelError, match="experts of another form than gate, up and down matrices"):
+        _run_experts(module, None, None, None)
+
+
 def test_a_plan_is_found_where_there_is_none(decoder: Any) -> None:
     from dataclasses import replace
 
@@ -63,8 +98,12 @@ def test_a_plan_is_found_where_there_is_none(decoder: Any) -> None:
         ({"past_0": "S[1]"}, ValueError, "'past_0' is in caches and in the plan"),
         ({"q_proj": 3}, TypeError, "load: plan, of 'q_proj' is a style such as 'colwise', or a pl"),
         ({3: "colwise"}, TypeError, "load: plan, a pattern is a name"),
-        ("best", ValueError, "load: plan is 'auto', a mapping from patterns .*, not 'best'"),
-        (["q_proj"], TypeError, "load: plan is 'auto', a mapping from patterns"),
+        (
+            "best",
+            ValueError,
+            "load: plan is 'auto', 'experts', a mapping from patterns .*, not 'best'",
+        ),
+        (["q_proj"], TypeError, "load: plan is 'auto', 'experts', a mapping from patterns"),
     ],
 )
 def test_plans_that_are_refused(plan: Any, error: type[Exception], said: str, decoder: Any) -> None:
@@ -89,7 +128,12 @@ def test_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path.write_text(json.dumps({"q_prj": "colwise"}))
     for plan, code, said in [
         (str(path), 1, "'q_prj' matches no parameter; similar names are 'q_proj'"),
-        ("none.json", 2, "--plan none.json: there is no such file; specify auto, or a file with"),
+        (
+            "none.json",
+            2,
+            "--plan none.json: there is no such file; specify auto or experts, or a file with",
+        ),
+        ("experts", 1, "transformers has no plan that shards experts of this model"),
     ]:
         capfd.readouterr()
         assert main(["run", str(tmp_path / "model"), "--tokens", "1", "--plan", plan]) == code

@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.models.hf.checkpoints import continued, saved
+from tests.models.hf.checkpoints import continued, saved_with
+from tests.models.hf.tokenizers_of_tests import of_words
 from tvm_ipc.__main__ import main
-
-tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 PROMPT = [5, 61, 17, 3]
 PROGRAM = """
@@ -56,12 +54,7 @@ print(json.dumps({**found, "heard": heard, "modules_of_command": loaded()}))
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("model")
-    model = saved(folder, "Llama")
-    words = tokenizers.models.WordLevel({f"word{k}": k for k in range(67)}, "word0")
-    inner = tokenizers.Tokenizer(words)
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(folder)
-    return folder, model
+    return folder, saved_with(of_words(), folder)
 
 
 def test_a_controller_has_what_workers_have(trained: tuple[Path, Any], tmp_path: Path) -> None:
@@ -77,7 +70,7 @@ def test_a_controller_has_what_workers_have(trained: tuple[Path, Any], tmp_path:
     assert found["modules_of_text"] == ["transformers"], "for the tokenizer"
     assert found["modules_of_command"] == ["transformers"]
     first, second = found["heard"]
-    assert "compiling" in first
+    assert "compiling: legalize" in first
     assert second == ["loading weights"], "what is kept is taken as it is"
     assert found["most"][0] < 1.2 * found["most"][1]
 

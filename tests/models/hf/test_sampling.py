@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,40 +124,3 @@ def test_logits_that_are_no_numbers(wrong: float, temperature: float) -> None:
     logits = np.array([1.0, wrong, wrong, 3.0], "float32")
     with pytest.raises(ModelError, match="2 logits that are not finite"):
         Sampler(temperature)(logits)
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--temperature", "-1", "--temperature is -1.0; it must be a number, 0 or more"),
-        ("--temperature", "nan", "--temperature is nan"),
-        ("--temperature", "inf", "--temperature is inf"),
-        ("--top-k", "0", "--top-k is 0; it must be at least 1"),
-        ("--top-p", "0", "--top-p is 0.0; it must be above 0 and at most 1"),
-        ("--top-p", "1.5", "--top-p is 1.5"),
-        ("--top-p", "nan", "--top-p is nan"),
-        ("--seed", "-1", "--seed is -1; it must be at least 0"),
-        ("--tokens", "9" * 5000, "it must be a list of token ids such as 1,2,3"),
-    ],
-)
-def test_options(option: str, value: str, said: str) -> None:
-    from tvm_ipc.tools.run.options import OptionError, parse
-
-    with pytest.raises(OptionError, match=said):
-        parse(["folder", "--tokens", "1", "--temperature", "1", option, value])
-
-
-def test_a_comparison_draws_nothing() -> None:
-    from tvm_ipc.tools.run.options import OptionError, parse
-
-    assert parse(["folder", "--bench"]).bench
-    with pytest.raises(OptionError, match="--bench needs greedy decoding; leave --temperature out"):
-        parse(["folder", "--bench", "--temperature", "1"])
-
-
-@pytest.mark.parametrize("option", ["--top-k=2", "--top-p=0.5", "--seed=0"])
-def test_options_without_a_temperature(option: str, tmp_path: Path) -> None:
-    from tvm_ipc.tools.run.options import OptionError, parse
-
-    with pytest.raises(OptionError, match=f"{option[:6]}.* needs --temperature above 0"):
-        parse([str(tmp_path), "--tokens", "1", option])

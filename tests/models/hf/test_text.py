@@ -13,20 +13,13 @@ from typing import Any
 import pytest
 
 import tvm_ipc
-from tests.models.hf.checkpoints import continued, saved
-from tests.models.hf.tokenizers_of_tests import (
-    BYTE_VOCABULARY,
-    CLOSE,
-    END,
-    ROLE,
-    START,
-    TEMPLATE,
-    of_bytes,
-)
+from tests.models.hf.checkpoints import continued, saved_with
+from tests.models.hf.tokenizers_of_tests import CLOSE, END, ROLE, START, TEMPLATE, of_bytes
 from tvm_ipc.errors import ModelError
 from tvm_ipc.models.hf import load_and_generate as module
 from tvm_ipc.models.hf.load_and_generate import Model
 from tvm_ipc.models.hf.model_folder import read_folder
+from tvm_ipc.models.hf.model_steps import ModelSteps
 from tvm_ipc.models.hf.read_config_and_tokenizer import tokenizer as read_tokenizer
 
 CHAT = [
@@ -41,15 +34,8 @@ CONTEXT = 200
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("model")
-    model = saved(
-        folder,
-        "Llama",
-        num_hidden_layers=1,
-        vocab_size=BYTE_VOCABULARY,
-        max_position_embeddings=CONTEXT,
-    )
-    of_bytes().save_pretrained(folder)
-    return folder, model
+    sizes = {"num_hidden_layers": 1, "max_position_embeddings": CONTEXT}
+    return folder, saved_with(of_bytes(), folder, **sizes)
 
 
 @pytest.fixture(scope="module")
@@ -135,15 +121,15 @@ def test_end_tokens_of_the_model(
 
 
 def test_cancellation(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PREFILL_CHUNK", 4)
+    monkeypatch.setattr(module, "PREFILL_CHUNK", 4)
     steps: list[int] = []
-    step = Model._step
+    step = ModelSteps._call
 
-    def count(self: Model, *how: Any) -> Any:
+    def count(self: ModelSteps, *how: Any) -> Any:
         steps.append(len(how[1]))
         return step(self, *how)
 
-    monkeypatch.setattr(Model, "_step", count)
+    monkeypatch.setattr(ModelSteps, "_call", count)
     stream = model.generate("Hello, world", 8, cancelled=lambda: len(steps) >= 2)
     assert (list(stream), stream.finish_reason) == ([], "cancelled")
     assert steps == [4, 4], "of 13 tokens"
@@ -168,7 +154,7 @@ def test_prompts_that_are_refused(model: Model) -> None:
     for prompt, said in (
         (CHAT[0], "a list of chat messages"),
         (b"Hello", "a list of chat messages"),
-        (["Hello"], "a list of chat messages"),
+        ([["Hello"]], "a list of chat messages"),
         (None, "a list of chat messages"),
         ([CHAT[0], "Hello"], "prompt: each message is such as"),
         ([{"role": "user"}], "has no text for 'content'"),

@@ -12,7 +12,6 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 #: Tokens of the byte tokenizer: 256 bytes, then these.
 START, END, ROLE, CLOSE = range(256, 260)
-BYTE_VOCABULARY: Final = 260
 #: A template like ChatML's, which begins with the token that the tokenizer adds to texts.
 TEMPLATE: Final = (
     "{{ bos_token }}{% for message in messages %}"

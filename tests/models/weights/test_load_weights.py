@@ -19,6 +19,7 @@ from tvm.contrib import tvmjs
 
 import tvm_ipc
 from tests.models.weights import weight_files
+from tests.models.weights.weight_files import compare
 from tvm_ipc.comm import Mesh, Replica, Shard
 from tvm_ipc.errors import WeightsError
 from tvm_ipc.models.weights import concat, stack
@@ -48,20 +49,19 @@ def session(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield opened
 
 
-def compare(
-    session: Any, weights: Mapping[str, Any], cuts: Mapping[str, ShardSpec], of: Arrays
-) -> None:
-    assert list(weights) == list(cuts)
-    for name, cut in cuts.items():
-        for rank in range(session.num_workers):
-            wanted = cut.shard(of[name], rank).astype(cut.dtype)
-            found = session.get(weights[name], rank)
-            np.testing.assert_array_equal(found, wanted, strict=True)
+def load(session: Any, source: Any, of: Arrays, cuts: Any = None, **options: Any) -> None:
+    """Load weights, and compare the parts of each rank."""
+    cuts = cuts or weight_files.cuts_of(of, session.num_workers)
+    compare(session, tvm_ipc.load_weights(session, source, cuts, **options), cuts, of)
 
 
-def load(session: Any, source: Any, of: Arrays, dtypes: Mapping[str, str] | None = None) -> None:
-    cuts = weight_files.cuts_of(of, session.num_workers, **(dtypes or {}))
-    compare(session, tvm_ipc.load_weights(session, source, cuts), cuts, of)
+def load_as(session: Any, source: Any, of: Arrays, dtypes: Mapping[str, str]) -> None:
+    load(session, source, of, weight_files.cuts_of(of, session.num_workers, **dtypes))
+
+
+def sources(folder: Path, arrays: Arrays) -> tuple[Path, Arrays]:
+    """A file of arrays, and the arrays."""
+    return weight_files.write(folder / "model.safetensors", arrays), arrays
 
 
 def test_a_file(session: Any, tmp_path: Path) -> None:
@@ -100,8 +100,7 @@ def test_what_tvm_wrote(session: Any, tmp_path: Path, form: str, name: str) -> N
         k: v.astype("bfloat16") if form != "raw" and v.dtype == np.float32 else v
         for k, v in arrays.items()
     }
-    dtypes = {k: v.dtype.name for k, v in arrays.items()}
-    load(session, tmp_path, rounded, dtypes)
+    load_as(session, tmp_path, rounded, {k: v.dtype.name for k, v in arrays.items()})
     assert len(list(tmp_path.glob("*.bin"))) > 1
 
 
@@ -138,40 +137,36 @@ FLOAT_NAMES = ("bfloat16", "float16", "float32", "float64")
 @pytest.mark.parametrize("to", FLOAT_NAMES)
 def test_floats_become_other_floats(session: Any, tmp_path: Path, to: str) -> None:
     arrays = arrays_of(*FLOAT_NAMES)
-    path = weight_files.write(tmp_path / "model.safetensors", arrays)
-    for source in (path, arrays):
-        load(session, source, arrays, dict.fromkeys(arrays, to))
+    for source in sources(tmp_path, arrays):
+        load_as(session, source, arrays, dict.fromkeys(arrays, to))
 
 
 def test_one_weight_in_two_types(session: Any, tmp_path: Path) -> None:
     arrays = {"w": np.arange(6, dtype="float32")}
-    path = weight_files.write(tmp_path / "model.safetensors", arrays)
     both = {"narrow": arrays["w"], "w": arrays["w"]}
     cuts = {
         name: ShardSpec(name, name, (6,), dtype, Mesh({"tp": session.num_workers}), (Replica(),))
         for name, dtype in (("narrow", "bfloat16"), ("w", "float32"))
     }
-    for source in (path, arrays):
-        weights = tvm_ipc.load_weights(session, source, cuts, names={"narrow": "w"})
-        compare(session, weights, cuts, both)
+    for source in sources(tmp_path, arrays):
+        load(session, source, both, cuts, names={"narrow": "w"})
 
 
 def test_integers_become_wider_ones(session: Any, tmp_path: Path) -> None:
     arrays = arrays_of("int8", "uint32")
     path = weight_files.write(tmp_path / "model.safetensors", arrays)
-    load(session, path, arrays, dict.fromkeys(arrays, "int64"))
+    load_as(session, path, arrays, dict.fromkeys(arrays, "int64"))
 
 
 def test_a_mesh_of_two_axes_and_its_other_order(session: Any, tmp_path: Path) -> None:
     workers = session.num_workers
-    whole = np.arange(77, dtype="float32").reshape(7, 11)
-    path = weight_files.write(tmp_path / "model.safetensors", {"w": whole})
+    of = {"w": np.arange(77, dtype="float32").reshape(7, 11)}
     for axes, ranks in (({"dp": workers, "tp": 1}, None), ({"a": workers}, range(workers)[::-1])):
         mesh = Mesh(axes, ranks)
         placements = (Shard(1), Shard(0))[: len(axes)]
         cuts = {"w": ShardSpec("w", "w", (7, 11), "float32", mesh, placements)}
-        for source in (path, {"w": whole}):
-            compare(session, tvm_ipc.load_weights(session, source, cuts), cuts, {"w": whole})
+        for source in sources(tmp_path, of):
+            load(session, source, of, cuts)
 
 
 def test_names(session: Any, tmp_path: Path) -> None:
@@ -186,8 +181,7 @@ def test_names(session: Any, tmp_path: Path) -> None:
 
     for names in ({"inner.model.table": "model.table", "inner.head": "model.table"}, name_of):
         for source in (path, {"model.table": table}):
-            weights = tvm_ipc.load_weights(session, source, cuts, names=names)
-            compare(session, weights, cuts, both)
+            load(session, source, both, cuts, names=names)
             shared = tvm_ipc.load_weights(session, source, alike, names=names)
             assert shared["inner.head"] is shared["inner.model.table"], "it is loaded once"
     with pytest.raises(ValueError, match=r"there is no parameter 'inner\.heat'; .*'inner\.head'"):
@@ -204,7 +198,6 @@ def test_weights_that_are_one_parameter(session: Any, tmp_path: Path) -> None:
     }
     arrays |= {f"vector.{k}": weight_files.random_array(draw, (k,), "bfloat16") for k in range(4)}
     arrays["number"] = weight_files.random_array(draw, (), "bfloat16")
-    path = weight_files.write(tmp_path / "model.safetensors", arrays)
     both = [concat([f"experts.{k}.gate", f"experts.{k}.up"]) for k in range(5)]
     names: dict[str, Any] = {
         "both.0": stack(both),
@@ -227,9 +220,8 @@ def test_weights_that_are_one_parameter(session: Any, tmp_path: Path) -> None:
     wanted = {name: made(called) for name, called in names.items()}
     for dtype in ("bfloat16", "float32"):
         cuts = weight_files.cuts_of(wanted, session.num_workers, **dict.fromkeys(wanted, dtype))
-        for source in (path, arrays):
-            weights = tvm_ipc.load_weights(session, source, cuts, names=names)
-            compare(session, weights, cuts, wanted)
+        for source in sources(tmp_path, arrays):
+            load(session, source, wanted, cuts, names=names)
 
 
 def test_weights_that_cannot_be_joined(session: Any) -> None:
@@ -266,10 +258,9 @@ def test_inputs_are_no_weights(session: Any) -> None:
 def test_ranks_without_a_part(session: Any, tmp_path: Path) -> None:
     """Those of another stage of a pipeline."""
     whole = np.arange(6, dtype="float32")
-    path = weight_files.write(tmp_path / "model.safetensors", {"w": whole})
     last = session.num_workers - 1
     cuts = {"w": ShardSpec("w", "w", (6,), "float32", Mesh({"tp": 1}, [last]), (Replica(),))}
-    for source in (path, {"w": whole}):
+    for source in sources(tmp_path, {"w": whole}):
         weight = tvm_ipc.load_weights(session, source, cuts)["w"]
         assert session.get(weight, last).tolist() == whole.tolist()
         if last:
@@ -310,11 +301,8 @@ def test_all_that_is_wrong_is_said_at_once(session: Any, tmp_path: Path) -> None
             *str(raised.value).splitlines()[-2:],
         ]
     right = {"model.table": wanted["head"]}
-    cuts = weight_files.cuts_of(right, session.num_workers)
     for source in (path, arrays):
-        ignore = ["*.inv_freq", "model.[nu]*", "model.ids"]
-        weights = tvm_ipc.load_weights(session, source, cuts, ignore=ignore)
-        compare(session, weights, cuts, right)
+        load(session, source, right, ignore=["*.inv_freq", "model.[nu]*", "model.ids"])
 
 
 def test_of_many_the_first_are_said(session: Any) -> None:
@@ -328,13 +316,11 @@ def test_of_many_the_first_are_said(session: Any) -> None:
 
 def test_numbers_that_become_infinite_are_refused(session: Any, tmp_path: Path) -> None:
     arrays = {"w": np.array([1.0, 70000.0], "float32")}
-    path = weight_files.write(tmp_path / "model.safetensors", arrays)
-    cuts = weight_files.cuts_of(arrays, session.num_workers, w="float16")
     said = re.escape("load_weights: 'w': 70000.0 does not fit into float16")
-    for source in (path, arrays):
+    for source in sources(tmp_path, arrays):
         with pytest.raises((tvm_ipc.errors.WorkerError, WeightsError), match=said):
-            tvm_ipc.load_weights(session, source, cuts)
-    load(session, path, arrays)
+            load_as(session, source, arrays, {"w": "float16"})
+        load(session, source, arrays)
 
 
 def test_a_session_with_too_few_workers(session: Any) -> None:
@@ -402,6 +388,4 @@ def test_beyond_4_gib_of_a_file(session: Any, tmp_path: Path) -> None:
         file.write(weight_files.with_header(json.dumps(header).encode(), ends["begin"].tobytes()))
         file.seek(size, os.SEEK_CUR)
         file.write(ends["w"].tobytes())
-    cuts = weight_files.cuts_of(ends, session.num_workers)
-    weights = tvm_ipc.load_weights(session, path, cuts, ignore=["huge"])
-    compare(session, weights, cuts, ends)
+    load(session, path, ends, ignore=["huge"])

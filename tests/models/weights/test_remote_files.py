@@ -15,7 +15,8 @@ import pytest
 
 import tvm_ipc
 from tests.models.weights import weight_files
-from tests.models.weights.test_load_weights import FLOATS, OTHERS, compare
+from tests.models.weights.test_load_weights import FLOATS, OTHERS
+from tests.models.weights.weight_files import compare
 from tvm_ipc.comm import Mesh, Shard
 from tvm_ipc.errors import IPCError, WorkerDiedError, WorkerError
 from tvm_ipc.models.weights import stack, worker

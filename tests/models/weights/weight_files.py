@@ -23,6 +23,12 @@ NAMES = {
     **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
 }
+#: A few weights of several types.
+SMALL = {
+    "w": np.arange(35, dtype="float32").reshape(5, 7),
+    "v": np.arange(12).reshape(2, 6).astype("bfloat16"),
+    "n": np.array(3, "int32"),
+}
 
 
 def safetensors(arrays: Mapping[str, np.ndarray[Any, Any]], **changes: Any) -> bytes:
@@ -72,6 +78,18 @@ def random_array(draw: np.random.Generator, shape: Any, dtype: str) -> np.ndarra
         numbers = np.abs(numbers)
     scaled = numbers / 8 if "float" in dtype else numbers
     return np.asarray(scaled).astype(dtype)
+
+
+def compare(
+    session: Any, weights: Mapping[str, Any], cuts: Mapping[str, ShardSpec], of: Mapping[str, Any]
+) -> None:
+    """Compare the part of each weight that each rank has with that of an array."""
+    assert list(weights) == list(cuts)
+    for name, cut in cuts.items():
+        for rank in range(session.num_workers):
+            wanted = cut.shard(of[name], rank).astype(cut.dtype)
+            found = session.get(weights[name], rank)
+            np.testing.assert_array_equal(found, wanted, strict=True)
 
 
 def cuts_of(arrays: Mapping[str, Any], ranks: int, **dtypes: str) -> dict[str, ShardSpec]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests import cuda_double
-from tvm_ipc.tools.bench.options import OptionError, parse
+from tvm_ipc.tools.bench.options import parse
+from tvm_ipc.tools.options import OptionError
 
 CODE = """
 import tvm

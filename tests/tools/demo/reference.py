@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tvm_ipc.tools.demo import weights
-from tvm_ipc.tools.demo.decoder_and_build_config import Config
-from tvm_ipc.tools.demo.model import EPSILON
+from tvm_ipc.examples.tensor_parallel_decoder import random_weights as weights
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_config import Config
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_model import EPSILON
 
 Array = npt.NDArray[np.float64]
 

@@ -22,13 +22,13 @@ import pytest
 from tvm_ipc import this_machine
 from tvm_ipc.cpu.openblas_discovery import installed
 from tvm_ipc.errors import IPCError
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_config import Config
+from tvm_ipc.examples.tensor_parallel_decoder.generate import Generation, Generator
 from tvm_ipc.nodes.find_mpi_installation import find_mpi
 from tvm_ipc.runtime import shared_libraries
 from tvm_ipc.this_machine import available_cores
 from tvm_ipc.tools import demo
 from tvm_ipc.tools.demo import compare_worker_counts
-from tvm_ipc.tools.demo.decoder_and_build_config import Config
-from tvm_ipc.tools.demo.generate import Generation, Generator
 from tvm_ipc.tools.demo.options import parse
 from tvm_ipc.tools.demo.step_printer import Report
 

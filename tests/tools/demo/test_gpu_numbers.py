@@ -21,8 +21,9 @@ from tests.tools.demo.reference import Reference
 from tvm import relax
 
 import tvm_ipc
-from tvm_ipc.tools.demo import model, weights
-from tvm_ipc.tools.demo.decoder_and_build_config import Config
+from tvm_ipc.examples.tensor_parallel_decoder import decoder_model as model
+from tvm_ipc.examples.tensor_parallel_decoder import random_weights as weights
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_config import Config
 
 CONFIG = Config(layers=2, hidden=64, heads=8, kv_heads=4, inner=96, vocabulary=128, context=80)
 target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")

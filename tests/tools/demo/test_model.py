@@ -16,14 +16,16 @@ from tvm import relax
 import tvm_ipc
 from tests.tools.demo.reference import Reference
 from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
-from tvm_ipc.comm import CollectiveAttrs
+from tvm_ipc.comm.collective_relax_op import is_collective
 from tvm_ipc.errors import WorkerError
-from tvm_ipc.tools.demo import model, weights
+from tvm_ipc.examples.tensor_parallel_decoder import decoder_model as model
+from tvm_ipc.examples.tensor_parallel_decoder import random_weights as weights
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_config import DTYPES, Config
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_model import Shard
+from tvm_ipc.examples.tensor_parallel_decoder.generate import Generator
 from tvm_ipc.tools.demo.compare_worker_counts import allowed_difference
 from tvm_ipc.tools.demo.compile_model import compile_model, decisions
-from tvm_ipc.tools.demo.decoder_and_build_config import DTYPES, Build, Config
-from tvm_ipc.tools.demo.generate import Generator
-from tvm_ipc.tools.demo.model import Shard
+from tvm_ipc.tools.demo.options import Build
 from tvm_ipc.tools.inspection.evaluate_symbolic_size_text import evaluate
 
 CONFIG = Config(layers=2, hidden=64, heads=8, kv_heads=4, inner=96, vocabulary=128, context=80)
@@ -178,7 +180,7 @@ def test_gathers_feed_products_and_these_feed_reduce_scatters() -> None:
         value = made[variable]
         if not isinstance(value, relax.Call):
             return ""
-        kind = isinstance(value.attrs, CollectiveAttrs) and value.attrs.kind
+        kind = is_collective(value) and value.attrs.kind
         return str(kind or value.op.name)
 
     edges = Counter(
@@ -196,7 +198,7 @@ def test_gathers_feed_products_and_these_feed_reduce_scatters() -> None:
     assert (of_gathers, into_scatters) == ({"relax.matmul"}, {"relax.matmul"})
     # A step has one row.
     assert not any(
-        isinstance(call.attrs, CollectiveAttrs)
+        is_collective(call)
         for call in calls(model.build(CONFIG, 4, sequence_parallel=True)["decode"])
     )
 

@@ -14,14 +14,14 @@ from tvm_ipc.__main__ import main
 from tvm_ipc.errors import IPCError, LibraryError
 from tvm_ipc.nodes.find_mpi_installation import find_mpi
 from tvm_ipc.runtime import shared_libraries
-from tvm_ipc.tools import doctor
 from tvm_ipc.tools.doctor.cxx_compiler import try_compiler
-from tvm_ipc.tools.doctor.facts import cgroup_limit
+from tvm_ipc.tools.doctor.facts import cgroup_limit, examine
+from tvm_ipc.tools.doctor.format_facts_as_text import render
 
 
 @pytest.fixture(scope="module")
 def facts() -> dict[str, Any]:
-    return doctor.examine()
+    return examine()
 
 
 def test_shared_memory_works_here(facts: dict[str, Any]) -> None:
@@ -51,11 +51,11 @@ def test_native_facts_are_there(facts: dict[str, Any]) -> None:
 
 
 def test_table_shows_packages_backends_and_limits(facts: dict[str, Any]) -> None:
-    table = doctor.render(facts)
+    table = render(facts)
     assert "tvm.runtime.disco._ffi_api was empty: patched" in table
     for text in ("apache-tvm-ffi", "(tested)", "shm", "available: ", "open files"):
         assert text in table
-    verbose = doctor.render(facts, verbose=True)
+    verbose = render(facts, verbose=True)
     for text in ("RLIMIT_NOFILE", "memfd", "TVM_NUM_THREADS", "OpenBLAS library"):
         assert text in verbose
         assert text not in table
@@ -63,13 +63,13 @@ def test_table_shows_packages_backends_and_limits(facts: dict[str, Any]) -> None
 
 def test_missing_native_facts_are_unknown(facts: dict[str, Any]) -> None:
     less = {**facts, "cpu": {**facts["cpu"], "instruction_sets": None, "instruction_set": None}}
-    assert "instruction set used unknown" in doctor.render(less)
+    assert "instruction set used unknown" in render(less)
 
 
 def test_json_has_the_same_facts(
     capsys: pytest.CaptureFixture[str], facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda _: facts)
+    monkeypatch.setattr("tvm_ipc.tools.doctor.facts.examine", lambda _: facts)
     assert main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == facts
 
@@ -95,7 +95,7 @@ def test_error_of_ours_is_one_line(
     def fail(_: object) -> dict[str, Any]:
         raise IPCError("what\nand where")
 
-    monkeypatch.setattr(doctor, "examine", fail)
+    monkeypatch.setattr("tvm_ipc.tools.doctor.facts.examine", fail)
     assert main(["doctor"]) == 1
     assert capsys.readouterr().err == "tvm-ipc: what (more with --traceback)\n"
     with pytest.raises(IPCError):
@@ -131,7 +131,7 @@ def test_without_a_compiler_the_doctor_says_what_to_do(
     monkeypatch.setenv("PATH", "")
     for name in ("CXX", "CC"):
         monkeypatch.delenv(name, raising=False)
-    table = doctor.render({**facts, "cxx": try_compiler(None)})
+    table = render({**facts, "cxx": try_compiler(None)})
     assert "none found" in table
     assert "install g++ or clang, or name one in the environment variable CXX" in table
     monkeypatch.setenv("CXX", "ccache g++")
@@ -140,11 +140,11 @@ def test_without_a_compiler_the_doctor_says_what_to_do(
 
 def test_lines_break_on_a_terminal_and_nowhere_else(facts: dict[str, Any]) -> None:
     wide = {**facts, "blas": {**facts["blas"], "library": "OpenBLAS " * 20}}
-    assert max(map(len, doctor.render(wide, verbose=True).splitlines())) > 180
-    for line in doctor.render(wide, 80, verbose=True).splitlines():
+    assert max(map(len, render(wide, verbose=True).splitlines())) > 180
+    for line in render(wide, 80, verbose=True).splitlines():
         _label, _, value = line.strip().partition("  ")
         assert len(line) <= 80 or " " not in value.strip()  # a path is left whole
-    assert doctor.render(wide, 1)
+    assert render(wide, 1)
 
 
 def test_cgroup_limit_is_the_smallest_on_the_way_up(tmp_path: Path) -> None:
@@ -169,10 +169,10 @@ def test_cgroup_version_1_and_no_limit(tmp_path: Path) -> None:
 
 
 def test_says_which_blas_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = doctor.examine()
+    facts = examine()
     assert "OpenBLAS" in facts["blas"]["library"]
     assert Path(facts["blas"]["path"]).is_file()
     monkeypatch.setattr("tvm_ipc.cpu.openblas_discovery._PACKAGE", "no_such_package")
-    missing = doctor.examine()
+    missing = examine()
     assert "pip install scipy-openblas64" in missing["blas"]["reason"]
-    assert "pip install scipy-openblas64" in doctor.render(missing)
+    assert "pip install scipy-openblas64" in render(missing)

@@ -10,7 +10,8 @@ import pytest
 
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.find_mpi_installation import find_mpi
-from tvm_ipc.tools import command_line, doctor
+from tvm_ipc.tools import command_line
+from tvm_ipc.tools.doctor.multi_node_check import render_hosts
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def test_a_machine_that_there_is_not(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_control_of_congestion_that_makes_collectives_slow(controls: tuple[str, str]) -> None:
     node = {"host": "a", "address": "10.0.0.1", "cores": 2}
     nodes = [{**node, "congestion": control} for control in controls]
-    said = doctor.render_hosts({"launcher": "", "seconds": 1.0, "nodes": nodes, "problem": None})
+    said = render_hosts({"launcher": "", "seconds": 1.0, "nodes": nodes, "problem": None})
     assert said.startswith("Ready on 2 nodes: a worker was tried on each.\n")
     slow = [str(k) for k, control in enumerate(controls) if control.startswith("bbr")]
     assert [line[:8].strip() for line in said.splitlines()].count("SLOW") == bool(slow)
@@ -57,4 +58,4 @@ def test_a_control_of_congestion_that_makes_collectives_slow(controls: tuple[str
 def test_a_machine_by_itself_has_no_link_that_could_be_slow() -> None:
     node = {"host": "a", "address": "127.0.0.1", "cores": 2, "congestion": "bbr"}
     facts = {"launcher": "", "seconds": 1.0, "nodes": [node, node], "problem": None}
-    assert "SLOW" not in doctor.render_hosts(facts)
+    assert "SLOW" not in render_hosts(facts)

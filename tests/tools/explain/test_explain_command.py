@@ -17,7 +17,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from tvm_ipc import __main__ as command
-from tvm_ipc import comm  # noqa: F401 - R.comm
+from tvm_ipc import comm
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
 
 
@@ -169,6 +169,25 @@ def test_calibration_says_what_overlaps(saved: Path, capsys: pytest.CaptureFixtu
     assert "it was measured for 2 workers, and this is 4 workers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("streams", [1, 3])
+def test_marked_axes_are_explained_with_their_streams(
+    saved: Path, capsys: pytest.CaptureFixture[str], streams: int
+) -> None:
+    mesh = comm.Mesh({"tp": 2})
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 2, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            whole = builder.emit(comm.place(x, mesh, {"tp": comm.Shard(1)}))
+            out = builder.emit_output(comm.place(whole, mesh, {}, stream=0))
+        builder.emit_func_output(out)
+    Path("marked.json").write_text(tvm.ir.save_json(builder.get()))
+    assert explain("marked.json", "--text", "--streams", str(streams)) == 0
+    out = capsys.readouterr().out
+    assert "stream=0 of gv: in 4 chunks" in out
+    assert f"asynchronous allgather, {streams} chunk{'s' * (streams > 1)} at a time" in out
+
+
 def gathered_product() -> tvm.IRModule:
     @I.ir_module
     class Module:
@@ -274,6 +293,7 @@ def test_module_is_only_read(saved: Path) -> None:
         ("layers.json --sequence-parallel", "--sequence-parallel needs --demo"),
         ("layers.json --overlap 65", "--overlap is 65; it must be 1 to 64 chunks, or a file"),
         ("layers.json --overlap missing", "--overlap missing: cannot read the calibration"),
+        ("layers.json --streams 0", "--streams is 0; it must be at least 1"),
         ("layers.json --page", "unrecognized arguments: --page"),
         ("gather.json --world-size 2", "over 3 workers"),
         ("malformed.json", "not well-formed"),

@@ -24,6 +24,7 @@ from tvm.relax.backend.utils import has_leaking_intermediate_variables
 
 from tvm_ipc import arguments
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
+from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions
 from tvm_ipc.cpu.blas.find_matmuls_with_epilogues import STEPS, refusal
 from tvm_ipc.cpu.blas.matmuls_to_blas_calls import offload
 from tvm_ipc.transform.byoc.check_compiler_results import Compiled
@@ -158,17 +159,16 @@ def compile_partitions(mod: tvm.IRModule) -> tvm.IRModule:
     """Compile the functions for BLAS and inline them, so that their memory is planned."""
     entries = {str(global_var.name_hint) for global_var in mod.get_global_vars()}
     mod = outline(mod, is_for(COMPILER))
-    partitions = {
-        global_var: _compile(global_var, function).with_attr(CODEGEN, COMPILER)
-        for global_var, function in mod.functions_items()
-        if is_for(COMPILER)(function)
-    }
+    partitions = [var for var, function in mod.functions_items() if is_for(COMPILER)(function)]
     if not partitions:
         return mod
-    result = mod.clone()
-    for global_var, function in partitions.items():
-        result[global_var] = function
-    return inline(result, list(partitions), entries)
+
+    def compiled(name: str, function: relax.Function) -> relax.Function:
+        if not is_for(COMPILER)(function):
+            return function
+        return _compile(mod.get_global_var(name), function).with_attr(CODEGEN, COMPILER)
+
+    return inline(change_functions(mod, compiled), partitions, entries)
 
 
 def _compile(global_var: tvm.ir.GlobalVar, function: relax.Function) -> relax.Function:

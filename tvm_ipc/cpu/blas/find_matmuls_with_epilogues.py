@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,11 +22,13 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvm_ipc.analysis.alias_facts import AliasFacts
-from tvm_ipc.analysis.elementwise_view_writer_ops import WRITERS
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
+from tvm_ipc.analysis.program_order import Step, linearize
+from tvm_ipc.analysis.uses import Uses
+from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
 from tvm_ipc.packed_functions import MAX_STEPS, Epilogue, pack_digits
+from tvm_ipc.tvm_moved_names import GenericConst
 
 _MAX_DIMS: Final = 8
 #: The assumed extent of an unknown dimension.
@@ -83,110 +84,52 @@ class Matmul:
         return math.prod(int(d.value) if isinstance(d, tirx.IntImm) else _UNKNOWN for d in dims)
 
 
-@dataclass(eq=False)
-class _Scope:
-    """The bindings of a function, with the definition and the uses of each variable."""
+class Scope:
+    """The uses of the variables of a function, and the calls that may write memory."""
 
-    aliases: Callable[[], AliasFacts | None]  #: called only if memory may be written
-    definition: dict[Any, tuple[Any, int]] = field(default_factory=dict)  #: binding, block
-    positions: dict[Any, int] = field(default_factory=dict)  #: in program order
-    uses: Counter[Any] = field(default_factory=Counter)
-    user: dict[Any, tuple[Any, int]] = field(default_factory=dict)
-    matmuls: list[tuple[Any, int]] = field(default_factory=list)
-    writes: list[tuple[int, Any]] = field(
-        default_factory=list
-    )  #: positions of calls that may write
-    blocks: int = 0
-
-    def read(self, body: Any) -> None:
-        if not isinstance(body, relax.SeqExpr):
-            self._use(body, None, -1)
-            return
-        for block in as_list(body.blocks):
-            self.blocks += 1
-            number = self.blocks
-            for binding in as_list(block.bindings):
-                self.definition[binding.var] = (binding, number)
-                self.positions[binding.var] = len(self.positions)
-                value = binding.value
-                if isinstance(value, relax.If):
-                    self._use(value.cond, binding, number)
-                    self.read(value.true_branch)
-                    self.read(value.false_branch)
-                    continue
-                self._use(value, binding, number)
-                if isinstance(value, relax.Call):
-                    name = _name(value)
-                    if name == "relax.matmul":
-                        self.matmuls.append((binding, number))
-                    elif not name or name in WRITERS:
-                        self.writes.append((self.positions[binding.var], value))
-        self._use(body.body, None, -1)
+    def __init__(self, module: ModuleAliasFacts, name: str) -> None:
+        self.module, self.name = module, name
+        self.uses = Uses(linearize(name, module.functions[name]))
 
     def may_move(self, values: Iterable[tuple[Any, int]], until: int) -> bool:
         """Return whether reads of values can be moved to a later position."""
-        end = bisect_left(self.writes, until, key=_position_of)
+        writers, events = self.uses.writers, self.uses.program.points
         return not any(
-            self._may_write(call, value)
-            for value, bound_at in values
-            for _, call in self.writes[bisect_right(self.writes, bound_at, key=_position_of) : end]
+            self._may_write(events[event].value, value)
+            for value, bound in values
+            for event in writers[bisect_right(writers, bound) : bisect_left(writers, until)]
         )
 
     def _may_write(self, call: Any, value: Any) -> bool:
         if not isinstance(call.op, tvm.ir.Op | tvm.ir.GlobalVar | relax.ExternFunc):
             return True  # a closure, which may have captured the value
-        aliases = self.aliases()
+        aliases = self.module.of(self.name)  # computed only if memory may be written
         assert aliases is not None
         return any(aliases.may_be_same(value, argument) for argument in as_list(call.args))
-
-    def _use(self, value: Any, binding: Any, block: int) -> None:
-        if isinstance(value, relax.Var):
-            self.uses[value] += 1
-            self.user[value] = (binding, block)
-        elif isinstance(value, relax.Call):
-            self._use(value.op, binding, block)
-            for argument in as_list(value.args):
-                self._use(argument, binding, block)
-        elif isinstance(value, relax.Tuple):
-            for item in as_list(value.fields):
-                self._use(item, binding, block)
-        elif isinstance(value, relax.TupleGetItem):
-            self._use(value.tuple_value, binding, block)
-        elif isinstance(value, relax.Function):
-            for variable in relax.analysis.free_vars(value):
-                self.uses[variable] += 2  # a captured variable counts as having several uses
-                self.user[variable] = (None, -1)
-
-
-def _position_of(write: tuple[int, Any]) -> int:
-    return write[0]
 
 
 def find_matmuls(module: ModuleAliasFacts, name: str) -> list[Matmul]:
     """Return the matmuls of a function, in order; each binding belongs to at most one."""
-    function = module.functions[name]
-    scope = _Scope(lambda: module.of(name))
-    scope.read(function.body)
+    scope = Scope(module, name)
     taken: set[Any] = set()
     matmuls = []
-    for binding, block in scope.matmuls:
-        matmul = _start(binding, block, scope)
-        if not matmul.refusal:
-            _add_epilogue(matmul, block, scope, taken)
-        matmuls.append(matmul)
+    for step in scope.uses.bound.values():
+        if operator_of(step.value) == "relax.matmul":
+            matmul = _start(step, scope)
+            if not matmul.refusal:
+                _add_epilogue(matmul, step, scope, taken)
+            matmuls.append(matmul)
     return matmuls
 
 
-def _start(binding: Any, block: int, scope: _Scope) -> Matmul:
+def _start(step: Step, scope: Scope) -> Matmul:
+    binding = step.binding
     matmul = Matmul([binding], *as_list(binding.value.args))
-    types = [matmul.a.ty, matmul.b.ty, binding.var.ty]
-    matmul.refusal = refusal(types)
-    if matmul.refusal:
-        return matmul
-    position = scope.positions[binding.var]
-    matmul.a, matmul.a_axes = _look_through(matmul, matmul.a, block, scope)
-    matmul.b, matmul.b_axes = _look_through(matmul, matmul.b, block, scope)
-    matmul.reads += [(matmul.a, position), (matmul.b, position)]
+    matmul.refusal = refusal([matmul.a.ty, matmul.b.ty, binding.var.ty])
+    if not matmul.refusal:
+        matmul.a, matmul.a_axes = _look_through(matmul, matmul.a, step, scope)
+        matmul.b, matmul.b_axes = _look_through(matmul, matmul.b, step, scope)
+        matmul.reads += [(matmul.a, step.entry), (matmul.b, step.entry)]
     return matmul
 
 
@@ -210,18 +153,16 @@ def refusal(types: list[Any]) -> str:
     return ""
 
 
-def _look_through(matmul: Matmul, operand: Any, block: int, scope: _Scope) -> tuple[Any, int]:
+def _look_through(matmul: Matmul, operand: Any, step: Step, scope: Scope) -> tuple[Any, int]:
     """Return the source of a permuted operand and its axes, if matrices can be read in place."""
-    if not isinstance(operand, relax.Var) or operand not in scope.definition:
+    permuted = scope.uses.binding_of(operand)
+    if permuted is None or operator_of(permuted.value) != "relax.permute_dims":
         return operand, 0
-    binding, source_block = scope.definition[operand]
-    call = binding.value
-    if not isinstance(call, relax.Call) or _name(call) != "relax.permute_dims":
-        return operand, 0
+    call = permuted.value
     (source,) = call.args
     ndim = source.ty.ndim
     # A dataflow variable is only visible in its block.
-    visible = source_block == block or not isinstance(source, relax.DataflowVar)
+    visible = permuted.shares_block(step) or not isinstance(source, relax.DataflowVar)
     if not visible or not 2 <= ndim <= _MAX_DIMS:
         return operand, 0
     permutation = call.attrs.axes
@@ -231,27 +172,25 @@ def _look_through(matmul: Matmul, operand: Any, block: int, scope: _Scope) -> tu
     # One dimension of the matrix has to be contiguous in memory: the last one of the source.
     if ndim - 1 not in axes[-2:]:
         return operand, 0
-    position = scope.positions[matmul.bindings[0].var]
-    if not scope.may_move([(source, scope.positions[operand])], position):
+    if not scope.may_move([(source, permuted.entry)], step.entry):
         return operand, 0
-    matmul.permutations.append((operand, scope.uses[operand]))
+    matmul.permutations.append((operand, len(scope.uses.users[operand])))
     return source, pack_digits(axes)
 
 
-def _add_epilogue(matmul: Matmul, block: int, scope: _Scope, taken: set[Any]) -> None:
+def _add_epilogue(matmul: Matmul, step: Step, scope: Scope, taken: set[Any]) -> None:
     """Add the steps after a matmul, as long as each result has one use in the same block."""
     while True:
         last = matmul.bindings[-1].var
-        if scope.uses[last] != 1:
+        users = scope.uses.users[last]
+        binding = users[0].binding if len(users) == 1 else None
+        if binding is None or not users[0].shares_block(step) or binding.var in taken:
             return
-        binding, user_block = scope.user[last]
-        if binding is None or user_block != block or binding.var in taken:
-            return
-        position = scope.positions[binding.var]
-        if not scope.may_move(matmul.reads, position) or not _add_step(matmul, last, binding):
+        at = users[0].entry
+        if not scope.may_move(matmul.reads, at) or not _add_step(matmul, last, binding):
             return
         if len(matmul.operands) > len(matmul.reads) - 2:
-            matmul.reads.append((matmul.operands[-1], position))
+            matmul.reads.append((matmul.operands[-1], at))
         matmul.bindings.append(binding)
         taken.add(binding.var)
 
@@ -266,7 +205,7 @@ def _add_step(matmul: Matmul, last: Any, binding: Any) -> bool:
         return False
     if not tvm_ffi.structural_equal(ty.shape, last.ty.shape):
         return False
-    name = _name(call)
+    name = operator_of(call)
     if name == "relax.astype":
         return True
     step = STEPS.get(name)
@@ -283,14 +222,10 @@ def _add_step(matmul: Matmul, last: Any, binding: Any) -> bool:
 
 
 def _is_operand(operand: Any, dtype: str | None) -> bool:
-    if not isinstance(operand, relax.Var | tvm.ir.GenericConst):
+    if not isinstance(operand, relax.Var | GenericConst):
         return False
     ty = operand.ty
     return isinstance(ty, relax.TensorType) and 0 <= ty.ndim <= _MAX_DIMS and _dtype(ty) == dtype
-
-
-def _name(call: Any) -> str:
-    return str(call.op.name) if isinstance(call.op, tvm.ir.Op) else ""
 
 
 def _dtype(ty: Any) -> str | None:

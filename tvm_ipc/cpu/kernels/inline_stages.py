@@ -17,10 +17,9 @@ from typing import Any, Final
 
 import tvm
 import tvm_ffi
-from tvm import sym, tirx
+from tvm import tirx
 
 from tvm_ipc.cpu.kernels.primfunc_stages import (
-    Axis,
     Stage,
     Stages,
     calls_of,
@@ -32,6 +31,7 @@ from tvm_ipc.cpu.kernels.primfunc_stages import (
     uses,
 )
 from tvm_ipc.cpu.kernels.vector_math import FUNCTIONS
+from tvm_ipc.tvm_moved_names import Analyzer, TensorLoad
 
 #: Calls that cost at most as much as an addition.
 _CHEAP: Final = frozenset(
@@ -48,7 +48,7 @@ _MAX_NODES: Final = 256
 def inline(stages: Stages) -> list[Stage]:
     """Return the remaining stages, with the others inlined into them."""
     remaining = list(stages.stages)
-    analyzer = sym.Analyzer()
+    analyzer = Analyzer()
     index = 0
     while index < len(remaining):
         stage = remaining[index]
@@ -118,7 +118,7 @@ def cost(value: Any) -> tuple[bool, int]:
             (tvm.ir.Call, call),
             (tirx.Div, division),
             (tirx.Let, expensive.append),
-            ((tirx.Add, tirx.Sub, tirx.Mul, tirx.Select, tirx.Cast, tvm.ir.TensorLoad), count),
+            ((tirx.Add, tirx.Sub, tirx.Mul, tirx.Select, tirx.Cast, TensorLoad), count),
         ],
     )
     return not expensive, nodes[0]
@@ -146,7 +146,7 @@ def _substitute_loads(value: Any, stage: Stage) -> Any:
         indices = {axis.var: index for axis, index in zip(stage.axes, node.indices, strict=True)}
         return substitute(stage.value, indices)
 
-    return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, load))
+    return tvm_ffi.structural_map(value, (TensorLoad, load))
 
 
 def _divides_decreasing_index(value: Any, reader: Stage) -> bool:
@@ -168,31 +168,6 @@ def _divides_decreasing_index(value: Any, reader: Stage) -> bool:
         for index in load.indices:
             tvm_ffi.structural_walk(index, [((tirx.FloorDiv, tirx.FloorMod), check_dividend)])
     return bool(decreasing)
-
-
-def simplify_indices(stage: Stage, bounds: list[tuple[Any, Any, Any]]) -> Stage:
-    """Return a stage whose indices and conditions are simplified with the bounds of variables.
-
-    Parameters
-    ----------
-    stage : the stage.
-    bounds : for each variable: the variable, its minimum, and its extent.
-    """
-    analyzer = sym.Analyzer()
-    for var, minimum, extent in bounds:
-        analyzer.bind(var, tvm.ir.Range.from_min_extent(minimum, extent))
-    return Stage(
-        stage.buffer,
-        stage.axes,
-        stage.reduced,
-        simplified(stage.value, analyzer),
-        None if stage.init is None else simplified(stage.init, analyzer),
-    )
-
-
-def bounds_of(axes: list[Axis]) -> list[tuple[Any, Any, Any]]:
-    """Return the bounds of the variables of axes."""
-    return [(axis.var, tirx.const(0, axis.var.ty.dtype), axis.extent) for axis in axes]
 
 
 def simplified(value: Any, analyzer: Any) -> Any:
@@ -220,5 +195,5 @@ def simplified(value: Any, analyzer: Any) -> Any:
         return fold_branch(node.condition, node.true_value, node.false_value, lambda: node)
 
     return tvm_ffi.structural_map(
-        value, [(tvm.ir.TensorLoad, load), (tvm.ir.Call, call), (tirx.Select, select)]
+        value, [(TensorLoad, load), (tvm.ir.Call, call), (tirx.Select, select)]
     )

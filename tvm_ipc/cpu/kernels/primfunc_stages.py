@@ -18,7 +18,9 @@ from typing import Any, Final
 
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
+
+from tvm_ipc.tvm_moved_names import SBlockRealize, TensorLoad
 
 #: Annotations of blocks that do not affect scheduling.
 _DESCRIBE: Final = frozenset(("axis",))
@@ -67,7 +69,7 @@ class Stages:
 def read_stages(function: tirx.PrimFunc) -> Stages:
     """Return the stages of a function; raise NotStagesError if it has another form."""
     root = function.body
-    if not isinstance(root, s_tir.SBlockRealize) or not _is_true(root.predicate):
+    if not isinstance(root, SBlockRealize) or not _is_true(root.predicate):
         raise NotStagesError("its body is not a block")
     block = root.block
     if len(block.iter_vars) or len(block.match_buffers) or block.init is not None:
@@ -98,7 +100,7 @@ def loads(expr: Any) -> Iterator[Any]:
     """Yield the elements that an expression reads."""
     loads: list[Any] = []
     if expr is not None:
-        tvm_ffi.structural_walk(expr, [(tvm.ir.TensorLoad, loads.append)])
+        tvm_ffi.structural_walk(expr, [(TensorLoad, loads.append)])
     yield from loads
 
 
@@ -117,6 +119,18 @@ def calls_of(expr: Any, names: Container[str]) -> list[Any]:
 
     tvm_ffi.structural_walk(expr, [(tvm.ir.Call, call)])
     return calls
+
+
+def is_index_of(index: Any, axis: Axis) -> bool:
+    """Return whether an index is the variable of an axis, or 0 if the axis has the extent 1."""
+    if isinstance(index, tvm.ir.Var):
+        return key(index) == key(axis.var)
+    return is_integer(index, 0) and is_integer(axis.extent, 1)
+
+
+def is_integer(value: Any, expected: int) -> bool:
+    """Return whether an expression is an integer constant with a value."""
+    return isinstance(value, tirx.IntImm) and int(value.value) == expected
 
 
 def has_branches(expr: Any) -> bool:
@@ -151,10 +165,14 @@ def reduction(stage: Stage) -> tuple[Callable[..., Any], Any] | None:
         return None
     left, right = stage.value.a, stage.value.b
     for own, value in ((left, right), (right, left)):
-        is_own = isinstance(own, tvm.ir.TensorLoad) and own.source.same_as(stage.buffer)
+        is_own = isinstance(own, TensorLoad) and own.source.same_as(stage.buffer)
         if is_own and not any(load.source.same_as(stage.buffer) for load in loads(value)):
             return kind, value
     return None
+
+
+def _not_stages(block: Any, reason: str) -> NotStagesError:
+    return NotStagesError(f"its block {block.name_hint} {reason}")
 
 
 def _check_buffer(buffer: Any) -> None:
@@ -167,36 +185,34 @@ def _stages_of(nest: Any) -> list[Stage]:
     loops: dict[int, Any] = {}
     while isinstance(nest, tirx.For):
         serial = nest.kind == tirx.ForKind.SERIAL and not len(nest.annotations)
-        if not serial or not _is_integer(nest.min, 0) or nest.step is not None:
+        if not serial or not is_integer(nest.min, 0) or nest.step is not None:
             raise NotStagesError(f"its loop {nest.loop_var.name} is scheduled")
         loops[key(nest.loop_var)] = nest.extent
         nest = nest.body
-    if not isinstance(nest, s_tir.SBlockRealize) or not _is_true(nest.predicate):
+    if not isinstance(nest, SBlockRealize) or not _is_true(nest.predicate):
         raise NotStagesError("its loops are not nested around one unconditional computation")
     block = nest.block
     if len(block.alloc_buffers) or len(block.match_buffers):
-        raise NotStagesError(f"its block {block.name_hint} has buffers of its own")
+        raise _not_stages(block, "has buffers of its own")
     if not {str(name) for name in block.annotations} <= _DESCRIBE:
-        raise NotStagesError(f"its block {block.name_hint} is annotated")
+        raise _not_stages(block, "is annotated")
     axes: dict[int, Axis] = {}
     reduced: list[Axis] = []
     for axis, value in zip(block.iter_vars, nest.iter_values, strict=True):
         if isinstance(value, tvm.ir.Var) and key(value) in loops:
             extent = loops.pop(key(value))
-        elif _is_integer(value, 0):
+        elif is_integer(value, 0):
             extent = tirx.const(1, value.ty.dtype)
         else:
-            raise NotStagesError(
-                f"its block {block.name_hint} has an axis that is not a loop variable"
-            )
+            raise _not_stages(block, "has an axis that is not a loop variable")
         if axis.iter_type == _SPATIAL:
             axes[key(axis.var)] = Axis(axis.var, extent)
         elif axis.iter_type == _REDUCED:
             reduced.append(Axis(axis.var, extent))
         else:
-            raise NotStagesError(f"its block {block.name_hint} has an axis of another kind")
+            raise _not_stages(block, "has an axis of another kind")
     if loops:
-        raise NotStagesError(f"its block {block.name_hint} is in a loop that it does not use")
+        raise _not_stages(block, "is in a loop that it does not use")
     return _stores(block, axes, reduced)
 
 
@@ -210,31 +226,23 @@ def _stores(block: Any, axes: dict[int, Axis], reduced: list[Axis]) -> list[Stag
         elif isinstance(statement, tirx.BufferStore):
             stores.append(statement)
         else:
-            raise NotStagesError(f"its block {block.name_hint} has statements other than stores")
+            raise _not_stages(block, "has statements other than stores")
     inits = block.init.seq if isinstance(block.init, tirx.SeqStmt) else [block.init]
     if block.init is None:
         inits = [None] * len(stores)
     if len(inits) != len(stores) or (block.init is None) != (not reduced):
-        raise NotStagesError(
-            f"its block {block.name_hint} does not initialize exactly the buffers that it reduces"
-        )
+        raise _not_stages(block, "does not initialize exactly the buffers that it reduces")
     written = {key(store.buffer) for store in stores}
     stages = []
     for store, init in zip(stores, inits, strict=True):
         if init is not None and not tvm_ffi.structural_equal(init.indices, store.indices):
-            raise NotStagesError(
-                f"its block {block.name_hint} initializes other elements than it updates"
-            )
+            raise _not_stages(block, "initializes other elements than it updates")
         if init is not None and not init.buffer.same_as(store.buffer):
-            raise NotStagesError(
-                f"its block {block.name_hint} initializes other buffers than it updates"
-            )
+            raise _not_stages(block, "initializes other buffers than it updates")
         value = substitute(store.value, values)
         other_buffers = written - {key(store.buffer)}
         if any(key(load.source) in other_buffers for load in loads(value)):
-            raise NotStagesError(
-                f"its block {block.name_hint} computes a buffer from another one that it writes"
-            )
+            raise _not_stages(block, "computes a buffer from another one that it writes")
         stages.append(_stage(block, store, value, init, dict(axes), reduced))
     return stages
 
@@ -246,17 +254,15 @@ def _stage(
     for index, extent in zip(store.indices, store.buffer.ty.shape, strict=True):
         if isinstance(index, tvm.ir.Var) and key(index) in axes:
             axis = axes.pop(key(index))
-        elif _is_integer(index, 0):
+        elif is_integer(index, 0):
             axis = Axis(tirx.Var("z", index.ty), tirx.const(1, index.ty.dtype))
         else:
-            raise NotStagesError(
-                f"its block {block.name_hint} writes elements in another order than its axes"
-            )
+            raise _not_stages(block, "writes elements in another order than its axes")
         if not _equal(axis.extent, extent):
-            raise NotStagesError(f"its block {block.name_hint} writes only a part of a buffer")
+            raise _not_stages(block, "writes only a part of a buffer")
         ordered.append(axis)
-    if not all(_is_integer(axis.extent, 1) for axis in axes.values()):
-        raise NotStagesError(f"its block {block.name_hint} writes elements more than once")
+    if not all(is_integer(axis.extent, 1) for axis in axes.values()):
+        raise _not_stages(block, "writes elements more than once")
     zeros = {axis.var: tirx.const(0, axis.var.ty.dtype) for axis in axes.values()}
     # Stages do not share variables.
     fresh = [
@@ -269,20 +275,10 @@ def _stage(
     spatial = fresh[: len(ordered)]
     if not reduced:
         if own_loads:
-            raise NotStagesError(f"its block {block.name_hint} reads the buffer that it writes")
-    elif not all(_is_element(load, spatial) for load in own_loads):
-        raise NotStagesError(
-            f"its block {block.name_hint} reads other elements of the buffer that it reduces"
-        )
+            raise _not_stages(block, "reads the buffer that it writes")
+    elif not all(all(map(is_index_of, load.indices, spatial)) for load in own_loads):
+        raise _not_stages(block, "reads other elements of the buffer that it reduces")
     return Stage(store.buffer, spatial, fresh[len(ordered) :], value, initial)
-
-
-def _is_element(load: Any, axes: list[Axis]) -> bool:
-    return all(
-        (isinstance(index, tvm.ir.Var) and key(index) == key(axis.var))
-        or (_is_integer(index, 0) and _is_integer(axis.extent, 1))
-        for index, axis in zip(load.indices, axes, strict=True)
-    )
 
 
 def _check_order(stages: Stages) -> None:
@@ -304,10 +300,6 @@ def _check_order(stages: Stages) -> None:
 
 def _is_true(predicate: Any) -> bool:
     return isinstance(predicate, tirx.IntImm) and bool(predicate.value)
-
-
-def _is_integer(value: Any, expected: int) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value.value) == expected
 
 
 def _equal(a: Any, b: Any) -> bool:

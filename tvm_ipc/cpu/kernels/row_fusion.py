@@ -12,14 +12,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
 
 from tvm_ipc.cpu.kernels.inline_stages import inline
-from tvm_ipc.cpu.kernels.primfunc_stages import Axis, Stage, Stages, key, loads, substitute
-from tvm_ipc.cpu.kernels.stage_to_vector_loops import LoopBuilder
+from tvm_ipc.cpu.kernels.primfunc_stages import (
+    Axis,
+    Stage,
+    Stages,
+    is_index_of,
+    key,
+    loads,
+    substitute,
+)
+from tvm_ipc.cpu.kernels.stage_to_vector_loops import LoopBuilder, loops, sequence
 from tvm_ipc.cpu.kernels.widen_16bit_floats import widen_between
+from tvm_ipc.tvm_moved_names import SBlock, SBlockRealize, TensorLoad
 
 
 def schedule(stages: Stages, lanes: int) -> tirx.PrimFunc:
@@ -32,22 +40,14 @@ def schedule(stages: Stages, lanes: int) -> tirx.PrimFunc:
     if rows:
         axes, row_stages, intermediates = _split_rows(remaining, own, rows)
         bodies = [builder.stage(stage, axes, num_outer) for stage, num_outer in row_stages]
-        body = _nest(axes, bodies)
+        body = loops(axes, sequence(bodies))
     else:
         intermediates = [stage.buffer for stage in remaining if key(stage.buffer) in own]
-        body = _nest([], [builder.stage(stage, [], 0) for stage in remaining])
+        body = sequence([builder.stage(stage, [], 0) for stage in remaining])
     function = stages.function
-    block = s_tir.SBlock([], [], [], "root", body, alloc_buffers=[*intermediates, *builder.buffers])
-    realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
+    block = SBlock([], [], [], "root", body, alloc_buffers=[*intermediates, *builder.buffers])
+    realize = SBlockRealize([], tirx.const(True, "bool"), block)
     return function.with_body(realize)
-
-
-def _nest(axes: list[Axis], bodies: list[Any]) -> Any:
-    body = bodies[0] if len(bodies) == 1 else tirx.SeqStmt(bodies)
-    for axis in reversed(axes):
-        zero = tirx.const(0, axis.var.ty.dtype)
-        body = tirx.For(axis.var, zero, axis.extent, tirx.ForKind.SERIAL, body)
-    return body
 
 
 def _num_common_axes(stages: list[Stage], own: set[int]) -> int:
@@ -67,11 +67,7 @@ def _num_common_axes(stages: list[Stage], own: set[int]) -> int:
             if key(load.source) not in written:
                 continue
             for axis in range(rows):
-                index, var = load.indices[axis], stage.axes[axis].var
-                is_row_index = isinstance(index, tvm.ir.Var) and key(index) == key(var)
-                if not is_row_index and not (
-                    _is_constant(index, 0) and _is_constant(stage.axes[axis].extent, 1)
-                ):
+                if not is_index_of(load.indices[axis], stage.axes[axis]):
                     rows = axis
                     break
     return rows
@@ -109,7 +105,7 @@ def _split_rows(
         value, init = (
             None
             if expr is None
-            else tvm_ffi.structural_map(substitute(expr, values), (tvm.ir.TensorLoad, load))
+            else tvm_ffi.structural_map(substitute(expr, values), (TensorLoad, load))
             for expr in (stage.value, stage.init)
         )
         row = row_buffers.get(key(stage.buffer))
@@ -119,13 +115,7 @@ def _split_rows(
             )
             continue
         inner = stage.axes[rows:]
-        if not inner:
-            inner = [Axis(tirx.const(0, "int64"), tirx.const(1, "int64"))]
-            row_stages.append((Stage(row, inner, stage.reduced, value, init), 1))
-        else:
-            row_stages.append((Stage(row, inner, stage.reduced, value, init), 0))
+        covered = 0 if inner else 1
+        inner = inner or [Axis(tirx.const(0, "int64"), tirx.const(1, "int64"))]
+        row_stages.append((Stage(row, inner, stage.reduced, value, init), covered))
     return axes, row_stages, list(row_buffers.values())
-
-
-def _is_constant(value: Any, expected: int) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value.value) == expected

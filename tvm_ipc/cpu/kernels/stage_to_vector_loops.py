@@ -18,25 +18,28 @@ extent:
 
 Another reduction whose last result axis is contiguous in memory becomes a loop over that axis for
 each reduced element. Any other reduction computes one result after another.
+
+A branch that does not depend on the reduced axes, and adds zeros on one side, is taken out of the
+reduction: elements on that side are not computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
 import tvm
 import tvm_ffi
-from tvm import sym, tirx
+from tvm import tirx
 
-from tvm_ipc.cpu.kernels.inline_stages import bounds_of, simplified
+from tvm_ipc.cpu.kernels.inline_stages import simplified
 from tvm_ipc.cpu.kernels.primfunc_stages import (
     Axis,
     Stage,
     has_branches,
+    is_integer,
     loads,
     operator,
     reduction,
@@ -45,6 +48,7 @@ from tvm_ipc.cpu.kernels.primfunc_stages import (
 )
 from tvm_ipc.cpu.kernels.vector_math import vector_function
 from tvm_ipc.cpu.kernels.widen_16bit_floats import widen_bfloat16
+from tvm_ipc.tvm_moved_names import Analyzer, detect_linear_equation
 
 #: The neutral element with which lanes are initialized.
 _NEUTRAL: Final = {tirx.Add: 0, tirx.Mul: 1}
@@ -68,24 +72,28 @@ class LoopBuilder:
         outer : the axes of the loops around the result.
         num_outer : the number of axes of the stage that these loops cover.
         """
-        bounds = bounds_of(outer)
         axes = stage.axes[num_outer:]
         if not stage.reduced:
-            return self._elementwise(stage, axes, bounds)
-        analyzer = _analyzer(bounds, [*axes, *stage.reduced])
-        value = simplified(stage.value, analyzer)
-        stage = Stage(stage.buffer, stage.axes, stage.reduced, value, stage.init)
+            return self._elementwise(stage, axes, outer)
+        value = simplified(stage.value, _analyzer(*outer, *axes, *stage.reduced))
+        stage = replace(stage, value=value)
         combination = reduction(stage)
+        if combination is not None and (guard := _guard(stage, *combination)) is not None:
+            return self._guarded(stage, axes, combination[0], guard)
         if combination is not None and self._can_use_lanes(combination[1], stage.reduced[-1]):
             return self._reduce_in_lanes(stage, axes, *combination)
-        if axes and _is_contiguous_along(value, axes[-1].var) and not _is_one(axes[-1].extent):
+        if (
+            axes
+            and _is_contiguous_along(value, axes[-1].var)
+            and not is_integer(axes[-1].extent, 1)
+        ):
             return _reduce_rows(stage, axes)
         return _reduce_elements(stage, axes)
 
     # ---- elementwise --------------------------------------------------------------------------
 
-    def _elementwise(self, stage: Stage, axes: list[Axis], bounds: list[Any]) -> Any:
-        value_of_stage = simplified(stage.value, _analyzer(bounds, axes))
+    def _elementwise(self, stage: Stage, axes: list[Axis], outer: list[Axis]) -> Any:
+        value_of_stage = simplified(stage.value, _analyzer(*outer, *axes))
         if not axes:
             return _store(stage, _vectorize(value_of_stage))
         *outer_axes, last = axes
@@ -94,12 +102,25 @@ class LoopBuilder:
             piece = Axis(tirx.Var(last.var.name, last.var.ty), extent)
             index = tirx.const(begin, last.var.ty.dtype) + piece.var if begin else piece.var
             value = substitute(value_of_stage, {last.var: index})
-            value = _vectorize(simplified(value, _analyzer(bounds, [*outer_axes, piece])))
+            value = _vectorize(simplified(value, _analyzer(*outer, *outer_axes, piece)))
             indices = [*(axis.var for axis in stage.axes[:-1]), index]
             pieces.append(_loop(piece, tirx.BufferStore(stage.buffer, value, indices)))
-        return _loops(outer_axes, _sequence(pieces))
+        return loops(outer_axes, sequence(pieces))
 
     # ---- reductions ---------------------------------------------------------------------------
+
+    def _guarded(
+        self, stage: Stage, axes: list[Axis], combine: Callable[..., Any], guard: Any
+    ) -> Any:
+        """Return the loops of a reduction that only elements of a condition need."""
+        condition, value, _ = guard.args
+        own = tirx.BufferLoad(stage.buffer, [axis.var for axis in stage.axes])
+        stage = replace(stage, value=combine(own, value))
+        if self._can_use_lanes(value, stage.reduced[-1]):
+            reduce = self._reduce_in_lanes(stage, [], combine, value)
+        else:
+            reduce = _reduce_elements(stage, [])
+        return loops(axes, tirx.IfThenElse(condition, reduce, _store(stage, stage.init)))
 
     def _can_use_lanes(self, value: Any, axis: Axis) -> bool:
         """Return whether a value can be computed for several indices of an axis at once."""
@@ -130,89 +151,78 @@ class LoopBuilder:
         self.buffers.append(memory)
         index_dtype = last.var.ty.dtype
         lane_count = tirx.const(lanes, index_dtype)
+        block = Axis(tirx.Var(last.var.name, last.var.ty), _quotient(extent, lanes))
         neutral = _NEUTRAL.get(combine)
         initial = stage.init if neutral is None else tirx.const(neutral, dtype)
 
-        def lane_loop(count: int, store: Callable[[Any], tuple[Any, Any]]) -> Any:
-            var = tirx.Var("lane", tvm.ir.PrimType("int32"))
-            index, result = store(var)
-            body = tirx.BufferStore(memory, result, [index])
-            return tirx.For(
-                var,
-                tirx.const(0, "int32"),
-                tirx.const(count, "int32"),
-                tirx.ForKind.VECTORIZED,
-                body,
-            )
+        vectorized = _vectorize(value)
+
+        def lane_loop(count: int, value_of: Callable[[Any], Any]) -> Any:
+            lane = tirx.Var("lane", tvm.ir.PrimType("int32"))
+            begin, end = tirx.const(0, "int32"), tirx.const(count, "int32")
+            store = tirx.BufferStore(memory, value_of(lane), [lane])
+            return tirx.For(lane, begin, end, tirx.ForKind.VECTORIZED, store)
 
         def load_lane(index: Any) -> Any:
             return tirx.BufferLoad(memory, [index])
 
-        block_var = tirx.Var(last.var.name, last.var.ty)
-        vectorized = _vectorize(value)
+        def combine_block(lane: Any) -> Any:
+            index = block.var * lane_count + tirx.Cast(index_dtype, lane)
+            return combine(load_lane(lane), substitute(vectorized, {last.var: index}))
 
-        def value_at(index: Any) -> Any:
-            return tvm_ffi.structural_map(
-                vectorized, (tvm.ir.Var, lambda var: index if var.same_as(last.var) else var)
-            )
-
-        steps = [
-            lane_loop(lanes, lambda var: (var, initial)),
-            _loops(
-                outer_axes,
-                _sequence(
-                    [
-                        _loop(
-                            Axis(block_var, _quotient(extent, lanes)),
-                            lane_loop(
-                                lanes,
-                                lambda var: (
-                                    var,
-                                    combine(
-                                        load_lane(var),
-                                        value_at(
-                                            block_var * lane_count + tirx.Cast(index_dtype, var)
-                                        ),
-                                    ),
-                                ),
-                            ),
-                        ),
-                        *self._tail(stage, combine, value_at, memory, lanes),
-                    ]
-                ),
-            ),
-        ]
+        in_lanes = [_loop(block, lane_loop(lanes, combine_block))]
+        in_lanes += self._tail(stage, combine, vectorized, memory, lanes)
+        steps = [lane_loop(lanes, lambda _: initial), loops(outer_axes, sequence(in_lanes))]
         half = lanes // 2
         while half > 1:
             offset = tirx.const(half, "int32")
-            steps.append(lane_loop(half, partial(_fold, combine, load_lane, offset)))
+
+            def combine_halves(lane: Any, offset: Any = offset) -> Any:
+                return combine(load_lane(lane), load_lane(lane + offset))
+
+            steps.append(lane_loop(half, combine_halves))
             half //= 2
         zero, one = tirx.const(0, "int32"), tirx.const(1, "int32")
         result = combine(load_lane(zero), load_lane(one))
         if neutral is not None and not _is_zero(stage.init):
             result = combine(stage.init, result)
         steps.append(_store(stage, result))
-        return _loops(axes, _sequence(steps))
+        return loops(axes, sequence(steps))
 
     def _tail(
-        self, stage: Stage, combine: Callable[..., Any], value_at: Any, memory: Any, lanes: int
+        self, stage: Stage, combine: Callable[..., Any], value: Any, memory: Any, lanes: int
     ) -> list[Any]:
         """Return the loop over the elements that do not fill all lanes, if there are any."""
         last = stage.reduced[-1]
         extent, index_dtype = last.extent, last.var.ty.dtype
         remainder = _remainder(extent, lanes)
-        if isinstance(remainder, tirx.IntImm) and int(remainder.value) == 0:
+        if is_integer(remainder, 0):
             return []
         var = tirx.Var(last.var.name, last.var.ty)
         begin = _quotient(extent, lanes) * tirx.const(lanes, index_dtype)
         zero = tirx.const(0, "int32")
-        value = combine(tirx.BufferLoad(memory, [zero]), value_at(begin + var))
-        return [_loop(Axis(var, remainder), tirx.BufferStore(memory, value, [zero]))]
+        element = substitute(value, {last.var: begin + var})
+        result = combine(tirx.BufferLoad(memory, [zero]), element)
+        return [_loop(Axis(var, remainder), tirx.BufferStore(memory, result, [zero]))]
 
 
-def _fold(combine: Callable[..., Any], load_lane: Any, offset: Any, var: Any) -> tuple[Any, Any]:
-    """Return a lane's index, and its combination with the lane at an offset."""
-    return var, combine(load_lane(var), load_lane(var + offset))
+def _guard(stage: Stage, combine: Callable[..., Any], value: Any) -> Any | None:
+    """Return the branch that a reduced value consists of, if it can be taken out of the reduction.
+
+    Its condition does not depend on the reduced axes, and its other side is the neutral element.
+    """
+    if not isinstance(value, tvm.ir.Call) or operator(value) != "if_then_else":
+        return None
+    condition, _, other = value.args
+    if any(uses(condition, axis.var) for axis in stage.reduced):
+        return None
+    neutral = _NEUTRAL.get(combine)
+    return value if neutral is not None and _equals(other, neutral) else None
+
+
+def _equals(value: Any, number: int) -> bool:
+    """Return whether an expression is a constant with the value of a number."""
+    return isinstance(value, (tirx.IntImm, tirx.FloatImm)) and float(value.value) == number
 
 
 def _reduce_rows(stage: Stage, axes: list[Axis]) -> Any:
@@ -220,18 +230,15 @@ def _reduce_rows(stage: Stage, axes: list[Axis]) -> Any:
     last = axes[-1]
     initialize = _loop(last, _store(stage, stage.init))
     var = tirx.Var(last.var.name, last.var.ty)
-    store = _store(stage, _vectorize(stage.value))
-    update = tvm_ffi.structural_map(
-        store, (tvm.ir.Var, lambda old: var if old.same_as(last.var) else old)
-    )
-    step = _loops(stage.reduced, _loop(Axis(var, last.extent), update))
-    return _loops(axes[:-1], _sequence([initialize, step]))
+    update = substitute(_store(stage, _vectorize(stage.value)), {last.var: var})
+    step = loops(stage.reduced, _loop(Axis(var, last.extent), update))
+    return loops(axes[:-1], sequence([initialize, step]))
 
 
 def _reduce_elements(stage: Stage, axes: list[Axis]) -> Any:
     """Return loops that compute one result after another."""
-    step = _loops(stage.reduced, _store(stage, _vectorize(stage.value)))
-    return _loops(axes, _sequence([_store(stage, stage.init), step]))
+    step = loops(stage.reduced, _store(stage, _vectorize(stage.value)))
+    return loops(axes, sequence([_store(stage, stage.init), step]))
 
 
 def _is_contiguous_along(value: Any, var: Any) -> bool:
@@ -246,7 +253,7 @@ def _is_contiguous_along(value: Any, var: Any) -> bool:
             continue
         if any(uses(index, var) for index in outer_indices):
             return False
-        linear = sym.detect_linear_equation(last, [var])
+        linear = detect_linear_equation(last, [var])
         if len(linear) != 2 or not isinstance(linear[0], tirx.IntImm) or int(linear[0].value) != 1:
             return False
         contiguous = True
@@ -327,10 +334,12 @@ def _split_at_branches(value: Any, axis: Axis) -> list[tuple[int, Any]]:
     return [(begin, tirx.const(end - begin, axis.var.ty.dtype)) for begin, end in pairwise(ends)]
 
 
-def _analyzer(bounds: list[Any], axes: list[Axis]) -> Any:
-    analyzer = sym.Analyzer()
-    for var, minimum, extent in (*bounds, *bounds_of(axes)):
-        analyzer.bind(var, tvm.ir.Range.from_min_extent(minimum, extent))
+def _analyzer(*axes: Axis) -> Any:
+    """Return an analyzer that knows the range of the variable of each axis."""
+    analyzer = Analyzer()
+    for axis in axes:
+        zero = tirx.const(0, axis.var.ty.dtype)
+        analyzer.bind(axis.var, tvm.ir.Range.from_min_extent(zero, axis.extent))
     return analyzer
 
 
@@ -343,30 +352,24 @@ def _loop(axis: Axis, body: Any) -> Any:
     return tirx.For(axis.var, zero, axis.extent, tirx.ForKind.SERIAL, body)
 
 
-def _loops(axes: list[Axis], body: Any) -> Any:
+def loops(axes: list[Axis], body: Any) -> Any:
+    """Return serial loops over axes around a statement, the first axis outermost."""
     for axis in reversed(axes):
         body = _loop(axis, body)
     return body
 
 
-def _sequence(statements: list[Any]) -> Any:
+def sequence(statements: list[Any]) -> Any:
+    """Return statements, at least one, as one statement."""
     return statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)
 
 
 def _quotient(extent: Any, lanes: int) -> Any:
-    if isinstance(extent, tirx.IntImm):
-        return tirx.const(int(extent.value) // lanes, extent.ty.dtype)
     return tirx.floordiv(extent, tirx.const(lanes, extent.ty.dtype))
 
 
 def _remainder(extent: Any, lanes: int) -> Any:
-    if isinstance(extent, tirx.IntImm):
-        return tirx.const(int(extent.value) % lanes, extent.ty.dtype)
     return tirx.floormod(extent, tirx.const(lanes, extent.ty.dtype))
-
-
-def _is_one(extent: Any) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent.value) == 1
 
 
 def _is_zero(value: Any) -> bool:

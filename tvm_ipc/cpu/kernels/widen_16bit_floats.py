@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_ipc.cpu.kernels.primfunc_stages import Axis, Stage, key, operator, reduction
+from tvm_ipc.tvm_moved_names import TensorLoad
 
 _BRAIN: Final = "bfloat16"
 _NARROW: Final = ("float16", _BRAIN)
@@ -69,9 +70,9 @@ def widen_between(stages: list[Stage], own: dict[int, Any]) -> list[Stage]:
         return tirx.Cast(dtype, tirx.BufferLoad(buffer, list(node.indices)))
 
     for stage in result_stages if wide else []:
-        stage.value = tvm_ffi.structural_map(stage.value, (tvm.ir.TensorLoad, load))
+        stage.value = tvm_ffi.structural_map(stage.value, (TensorLoad, load))
         if stage.init is not None:
-            stage.init = tvm_ffi.structural_map(stage.init, (tvm.ir.TensorLoad, load))
+            stage.init = tvm_ffi.structural_map(stage.init, (TensorLoad, load))
     return result_stages
 
 

@@ -16,6 +16,7 @@
 #ifndef TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_
 #define TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_
 
+#include "blas/kernels_attention.h"
 #include "blas/kernels_axpy_along_n.h"
 #include "blas/kernels_epilogue.h"
 
@@ -30,7 +31,8 @@ constexpr BlasKernels MakeBlasKernels(const char* name) {
       {Widen<kFloat16>, Widen<kBFloat16>, Widen<kFloat32>},
       {TVM_IPC_SKINNY(kFloat16), TVM_IPC_SKINNY(kBFloat16), TVM_IPC_SKINNY(kFloat32)},
       {Dot<Widened<kFloat16>>, Dot<Widened<kBFloat16>>, Dot<Widened<kFloat32>>},
-      Finish};
+      Finish,
+      MakeAttentionKernels<WidenedAttention>()};
 }
 
 }  // namespace

@@ -62,6 +62,79 @@ using SkinnyFn = void (*)(const float* x, int64_t ldx, Weights weights, int64_t 
 using DotFn = void (*)(const char* x, int64_t ldx, int64_t rows, Weights weights, int64_t k,
                        int64_t n, float* y, int64_t ldy);
 
+/*! \brief Keys that are read at a time, and keys of a part, whose sums are added separately. */
+constexpr int64_t kAttentionKeys = 64, kAttentionPart = 512;
+
+/*!
+ * \brief Attention of the queries of all heads that share a head of keys and values:
+ *        softmax(cap(scale * queries keys^T) + bias) values.
+ *
+ * Row r is query r % queries of the head r / queries. Strides are in elements; the elements of a
+ * query, key or value follow each other.
+ */
+struct Attention {
+  FloatType type;  // of queries, keys and values; not float64
+  FloatType bias_type, target_type;
+  int64_t queries, keys, depth, value_depth;
+  int64_t query_head, query_stride, key_stride, value_stride, target_head, target_stride;
+  int64_t bias_head, bias_query, bias_key;  // bias_key is 0 or 1
+  int64_t range_head, range_query;          // strides of AttentionHead::ranges
+  float scale;
+  float softcap;  // 0: none
+  /*! \brief Query i sees the keys up to i + offset if `causal`, and at most the last `window` of
+   *         these if `window` is not 0. */
+  bool causal;
+  int64_t offset, window;
+};
+
+/*!
+ * \brief The keys of a block that the bias of a query does not exclude: the first one, and the one
+ *        after the last one. `plain` means that it excludes none between these, and is 0 for them.
+ */
+struct BiasRange {
+  uint8_t begin, end;
+  bool plain;
+};
+
+struct AttentionHead {
+  const char *queries, *keys, *values, *bias;  // bias may be nullptr
+  char* target;
+  /*! \brief A range for each block of kAttentionKeys keys, if there is a bias. */
+  const BiasRange* ranges = nullptr;
+};
+
+/*!
+ * \brief Attention of blocks of rows. A state has the sums of a block over some of the keys:
+ *        StateSize floats. Scratch memory has ScratchSize floats. Both are aligned to 64 bytes.
+ */
+struct AttentionKernels {
+  /*! \brief Rows that are computed together, and the most rows of a block, for which keys and
+   *         values are packed once. */
+  int64_t lanes, most_rows;
+  /*! \brief Classify the bias of a query: one range for each block of keys. */
+  void (*classify)(const Attention& a, const char* bias, BiasRange* ranges);
+  /*!
+   * \brief Compute the state of the rows [first, first + count) and the keys [begin, end). `begin`
+   *        is a multiple of kAttentionPart.
+   */
+  void (*attend)(const Attention& a, const AttentionHead& head, int64_t first, int64_t count,
+                 int64_t begin, int64_t end, float* scratch, float* state);
+  /*! \brief Add the state of later keys to `state`. */
+  void (*add)(const Attention& a, int64_t count, const float* later, float* state);
+  /*! \brief Store the rows of the state of all keys. */
+  void (*store)(const Attention& a, const AttentionHead& head, int64_t first, int64_t count,
+                float* scratch, float* state);
+
+  int64_t StateSize(const Attention& a, int64_t count) const {
+    return (count + lanes - 1) / lanes * lanes * (a.value_depth + 2);
+  }
+  int64_t ScratchSize(const Attention& a, int64_t count) const {
+    // Packed queries, keys and values, and a state of later keys.
+    const int64_t packed = a.depth * most_rows + (a.depth + a.value_depth) * kAttentionKeys;
+    return packed + StateSize(a, count);
+  }
+};
+
 struct BlasKernels {
   const char* name;
   /*! \brief Convert `count` elements to float32. Indexed by FloatType, up to kFloat32. */
@@ -76,6 +149,7 @@ struct BlasKernels {
    */
   void (*finish)(const float* sums, int64_t ld_sums, int64_t rows, int64_t cols, const Step* steps,
                  int num_steps, char* target, FloatType type, int64_t ld_target);
+  AttentionKernels attention;
 };
 
 // ---- bfloat16 matmuls (bf16_matmul_amx.cc, bf16_matmul_avx512bf16.cc)
@@ -116,9 +190,10 @@ extern const BlasKernels kPortableBlas;
 #if defined(__x86_64__)
 extern const BlasKernels kAvx2Blas;
 extern const BlasKernels kAvx512Blas;
-extern const TileKernels kTileKernels;  // in tile registers
-extern const TileKernels kPairKernels;  // in vectors
-extern const DotFn kPairDot;            // x and weights are bfloat16
+extern const TileKernels kTileKernels;         // in tile registers
+extern const TileKernels kPairKernels;         // in vectors
+extern const DotFn kPairDot;                   // x and weights are bfloat16
+extern const AttentionKernels kPairAttention;  // of bfloat16
 #endif
 
 }  // namespace tvm_ipc

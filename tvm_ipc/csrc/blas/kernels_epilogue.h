@@ -122,8 +122,9 @@ void Narrow(char* to, const float* values, int64_t count) {
   }
 }
 
-void Finish(const float* sums, int64_t ld_sums, int64_t rows, int64_t cols, const Step* steps,
-            int num_steps, char* target, FloatType type, int64_t ld_target) {
+inline void Finish(const float* sums, int64_t ld_sums, int64_t rows, int64_t cols,
+                   const Step* steps, int num_steps, char* target, FloatType type,
+                   int64_t ld_target) {
   // A chunk stays in the nearest cache while each step, one loop over vectors, is applied to it.
   alignas(Isa::kBytes) float values[kChunk];
   const int64_t size = type == kFloat32 ? 4 : 2;

@@ -7,33 +7,25 @@
 
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/json.h>
-#include <tvm/runtime/c_backend_api.h>
 
 #include <algorithm>
-#include <exception>
 #include <string>
 
 #include "blas/matmul_multi_thread.h"
 #include "blas/select_instruction_set.h"
+#include "blas/tensor_view.h"
 #include "core/error.h"
-
-namespace tvm::runtime::threading {
-// These functions are exported, but the wheel lacks the header.
-int MaxConcurrency();
-int NumThreads();
-}  // namespace tvm::runtime::threading
 
 namespace tvm_ipc {
 namespace {
 
 namespace ffi = tvm::ffi;
 
-constexpr const char* kName = "tvm_ipc.blas.matmul: ";
-constexpr int kMaxDims = kMaxBatchDims + 2;
+constexpr const char* kName = "tvm_ipc.blas.matmul";
 
 template <typename... Args>
 [[noreturn]] void Refuse(const Args&... args) {
-  Fail(kind::kValue, kName, args...);
+  RefuseArgument(kName, args...);
 }
 
 const BlasLibrary& Library() {
@@ -42,68 +34,6 @@ const BlasLibrary& Library() {
   const auto find = ffi::Function::GetGlobalRequired("tvm_ipc.blas.find");
   return LoadBlas(std::string(find().cast<ffi::String>()));
 }
-
-std::string ShapeText(const DLTensor& tensor) {
-  std::string text = "(";
-  for (int d = 0; d < tensor.ndim; ++d) {
-    text += (d == 0 ? "" : ", ") + std::to_string(tensor.shape[d]);
-  }
-  return text + ")";
-}
-
-FloatType TypeOf(const char* what, DLDataType type) {
-  if (type.lanes == 1) {
-    if (type.code == kDLFloat && type.bits == 32) return kFloat32;
-    if (type.code == kDLFloat && type.bits == 64) return kFloat64;
-    if (type.code == kDLFloat && type.bits == 16) return kFloat16;
-    if (type.code == kDLBfloat && type.bits == 16) return kBFloat16;
-  }
-  Refuse(what, " has elements of code ", static_cast<int>(type.code), " with ",
-         static_cast<int>(type.bits), " bits; float16, bfloat16, float32 and float64 are known");
-}
-
-/*! \brief A tensor's memory, shape and strides, with its axes in the requested order. */
-struct View {
-  const char* what;
-  const DLTensor* tensor;
-  FloatType type;
-  const char* data;
-  int ndim;
-  int64_t shape[kMaxDims];
-  int64_t stride[kMaxDims];
-
-  View(const char* what, const ffi::AnyView& argument, int64_t axes) : what(what) {
-    auto given = argument.try_cast<DLTensor*>();
-    if (!given.has_value()) Refuse(what, " is no tensor");
-    tensor = *given;
-    type = TypeOf(what, tensor->dtype);
-    if (tensor->device.device_type != kDLCPU) {
-      Refuse(what, " is on device type ", static_cast<int>(tensor->device.device_type),
-             "; it must be on the CPU");
-    }
-    ndim = tensor->ndim;
-    if (ndim > kMaxDims) Refuse(what, " has ", ndim, " dimensions; at most ", kMaxDims, " may be");
-    data = static_cast<const char*>(tensor->data) + tensor->byte_offset;
-    int64_t lies[kMaxDims];
-    int64_t elements = 1;
-    for (int d = ndim - 1; d >= 0; --d) {
-      lies[d] = elements;
-      elements *= tensor->shape[d];
-    }
-    for (int d = 0; d < ndim; ++d) {
-      if (tensor->strides != nullptr && elements > 0 && tensor->shape[d] != 1 &&
-          tensor->strides[d] != lies[d]) {
-        Refuse(what, " is not contiguous; make a contiguous copy first");
-      }
-      const int64_t axis = axes == 0 ? d : (axes >> (4 * d)) & 15;
-      if (axis >= ndim) {
-        Refuse(what, " ", ShapeText(*tensor), " has no axis ", axis, " (axes ", axes, ")");
-      }
-      shape[d] = tensor->shape[axis];
-      stride[d] = lies[axis];
-    }
-  }
-};
 
 [[noreturn]] void RefuseShapes(const View& a, const View& b, const View& out) {
   Refuse("a ", ShapeText(*a.tensor), ", b ", ShapeText(*b.tensor), " and out ",
@@ -130,36 +60,6 @@ void CheckUnit(const View& x, int64_t row_stride, int64_t col_stride, int64_t ro
 
 int64_t Integer(const ffi::AnyView& argument) { return argument.cast<int64_t>(); }
 
-int Count() {
-  // NumThreads starts the threads and binds this one to a core, so it is called only if needed.
-  return tvm::runtime::threading::MaxConcurrency() == 1 ? 1 : tvm::runtime::threading::NumThreads();
-}
-
-struct Launch {
-  void (*body)(int, void*);
-  void* data;
-};
-
-int RunTask(int task, TVMParallelGroupEnv*, void* data) {
-  const Launch* launch = static_cast<const Launch*>(data);
-  try {
-    launch->body(task, launch->data);
-    return 0;
-  } catch (const std::exception& error) {
-    TVMFFIErrorSetRaisedFromCStr(kind::kMemory, error.what());
-    return -1;
-  }
-}
-
-void RunTasks(int tasks, void (*body)(int, void*), void* data) {
-  Launch launch{body, data};
-  if (TVMBackendParallelLaunch(RunTask, &launch, tasks) != 0) {
-    throw ffi::details::MoveFromSafeCallRaised();
-  }
-}
-
-constexpr Threads kThreads{Count, RunTasks};
-
 bool HasOperand(int kind) { return kind == kStepAdd || kind == kStepMultiply; }
 
 }  // namespace
@@ -168,9 +68,9 @@ void BlasMatmul(ffi::PackedArgs args, ffi::Any* result) {
   const BlasLibrary& library = Library();
   constexpr int kFirst = 5;  // index of the first operand of a step
   if (args.size() < kFirst + 1) Refuse("needs (a_axes, b_axes, steps, a, b, *operands, out)");
-  const View a("a", args[3], Integer(args[0]));
-  const View b("b", args[4], Integer(args[1]));
-  const View out("out", args[args.size() - 1], 0);
+  const View a(kName, "a", args[3], Integer(args[0]));
+  const View b(kName, "b", args[4], Integer(args[1]));
+  const View out(kName, "out", args[args.size() - 1], 0);
   if (a.type != b.type) Refuse("a and b have different types");
   if ((a.type == kFloat64) != (out.type == kFloat64)) {
     Refuse("float64 is multiplied and stored as float64 only");
@@ -226,7 +126,7 @@ void BlasMatmul(ffi::PackedArgs args, ffi::Any* result) {
     operand = MatrixBatch{};
     if (!HasOperand(kind)) continue;
     if (next >= args.size() - 1) Refuse("step ", p.num_steps, " lacks its operand");
-    const View x("an operand", args[next++], 0);
+    const View x(kName, "an operand", args[next++], 0);
     if ((x.type == kFloat64) != (p.type == kFloat64)) {
       Refuse("operands of steps are float64 where the product is, and only there");
     }
@@ -256,7 +156,7 @@ void BlasMatmul(ffi::PackedArgs args, ffi::Any* result) {
     }
   }
   if (next != args.size() - 1) Refuse(args.size() - 1 - next, " operands are left over");
-  Multiply(library, &p, kThreads);
+  Multiply(library, &p, kTvmThreads);
   *result = nullptr;
 }
 
@@ -264,7 +164,7 @@ ffi::String BlasInfo() {
   ffi::json::Object json;
   json.Set("library", ffi::String(Library().config));
   json.Set("kernels", ffi::String(BlasInstructionSet()));
-  json.Set("threads", tvm::runtime::threading::MaxConcurrency());
+  json.Set("threads", MaxTvmThreads());
   return ffi::json::Stringify(json);
 }
 

@@ -15,9 +15,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <new>
 
+#include "blas/scratch_memory.h"
 #include "blas/select_instruction_set.h"
 
 namespace tvm_ipc {
@@ -47,27 +46,6 @@ constexpr int64_t kStretchSteps = 4096 / kTileStep;
 // reads b again for each block, so a block has at least kStepRows rows.
 constexpr int64_t kStepBytes = 1 << 20;
 constexpr int64_t kStepRows = 512;
-
-/*! \brief Memory of one thread, which later calls reuse. */
-class Scratch {
- public:
-  ~Scratch() { std::free(data_); }
-  float* Floats(int64_t count) {
-    if (count > size_) {
-      std::free(data_);
-      size_ = 0;
-      const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + 63) / 64 * 64;
-      data_ = static_cast<float*>(std::aligned_alloc(64, bytes));
-      if (data_ == nullptr) throw std::bad_alloc();
-      size_ = count;
-    }
-    return data_;
-  }
-
- private:
-  float* data_ = nullptr;
-  int64_t size_ = 0;
-};
 
 thread_local Scratch scratch_a, scratch_b, scratch_c;
 

@@ -105,6 +105,13 @@ DotFn CurrentPairDot() {
   return nullptr;
 }
 
+const AttentionKernels& CurrentAttention(FloatType type) {
+#if defined(__x86_64__)
+  if (type == kBFloat16 && CurrentPairDot() != nullptr) return kPairAttention;
+#endif
+  return CurrentBlasKernels().attention;
+}
+
 std::string BlasInstructionSet() {
   const TileKernels* tiles = CurrentTiles();
   return std::string(CurrentBlasKernels().name) + (tiles ? ", " : "") + (tiles ? tiles->name : "");

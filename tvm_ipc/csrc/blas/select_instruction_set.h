@@ -23,6 +23,10 @@ const TileKernels* CurrentTiles();
  *         CurrentTiles does or if the processor lacks it. */
 DotFn CurrentPairDot();
 
+/*! \brief Return the attention of a type: that of bfloat16 multiplies pairs, where CurrentPairDot
+ *         has a kernel. */
+const AttentionKernels& CurrentAttention(FloatType type);
+
 /*! \brief Return the names of the kernels in use. */
 std::string BlasInstructionSet();
 

@@ -5,7 +5,9 @@
  * must run as the same user and know the session's token. It gets the session's files, or the
  *        reason why it is refused.
  *
- * The workers' side is worker_handshake.h. All of this runs in the session server's thread.
+ * The workers' side is worker_handshake.h. All of this runs in the session server's thread. The
+ * rules that it shares with the listener for other machines (nodes/admission.py) are in
+ * docs/internals.md.
  */
 #ifndef TVM_IPC_CORE_ADMIT_WORKERS_TO_SESSION_H_
 #define TVM_IPC_CORE_ADMIT_WORKERS_TO_SESSION_H_

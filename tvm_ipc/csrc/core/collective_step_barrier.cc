@@ -137,12 +137,12 @@ std::string DescribeNode(const Control& control, int node) {
 
 std::string DescribeAbort(const Control& control) {
   const uint32_t word = control.abort.load(std::memory_order_acquire);
-  const int rank = static_cast<int>(word >> 8);
+  const int rank = SubjectOf(word);
   auto location = [&] {
     const int node = control.NodeOf(rank);
     return node < 0 ? "" : Text(" on node ", control.nodes[node].name);
   };
-  switch (static_cast<AbortReason>(word & 0xff)) {
+  switch (ReasonOf(word)) {
     case AbortReason::kFailed:
       return Text("rank ", rank, location(), " failed; its own error gives the reason");
     case AbortReason::kDied:
@@ -157,13 +157,6 @@ std::string DescribeAbort(const Control& control) {
       break;
   }
   return "the session has recovered since";
-}
-
-uint64_t HashOf(const std::vector<int64_t>& numbers) {
-  if (numbers.empty()) return 0;
-  uint64_t hash = 14695981039346656037u;  // FNV-1a, number by number
-  for (int64_t number : numbers) hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
-  return hash | 1;
 }
 
 std::string Describe(const Descriptor& d) {

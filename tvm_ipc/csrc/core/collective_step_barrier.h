@@ -137,8 +137,6 @@ class TeamBarrier {
 std::string DescribeAbort(const Control& control);
 /*! \brief Describe a node, for example "node b (ranks 2 to 3)". */
 std::string DescribeNode(const Control& control, int node);
-/*! \brief Hash numbers that all members must agree on; 0 only if there are none. */
-uint64_t HashOf(const std::vector<int64_t>& numbers);
 /*! \brief Describe an operation, for example "allreduce(sum) of 12 x float32". */
 std::string Describe(const Descriptor& descriptor);
 

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "core/collective_call.h"
 #include "core/element_type_and_reduce_kind.h"
 #include "core/error.h"
 #include "core/file_descriptor_and_memory_file.h"
@@ -27,38 +28,6 @@ namespace tvm_ipc {
 
 class Rank;
 class AsyncQueue;
-
-/*! \brief Contiguous elements. */
-struct Buffer {
-  void* data = nullptr;
-  size_t count = 0;
-  ElementType type;
-
-  size_t bytes() const { return count * type.bytes(); }
-  uint8_t* begin() const { return static_cast<uint8_t*>(data); }
-  bool Overlaps(const Buffer& other) const {
-    return begin() < other.begin() + other.bytes() && other.begin() < begin() + bytes();
-  }
-};
-
-/*!
- * \brief The split sizes of an all-to-all, identical on all members: entry i * size + j is the
- *        number of elements that member i sends to member j. Empty if all are equal.
- */
-using SplitCounts = std::vector<int64_t>;
-/*! \brief For each member, the team index of the member it receives from, or -1 for none. */
-using Sources = std::vector<int64_t>;
-
-/*! \brief The algorithm of an all-reduce. The values are upstream's. */
-enum class Strategy : uint8_t { kDefault = 0, kOneShot = 1, kTwoShot = 2, kAuto = 3 };
-
-/*! \brief A row-wise normalisation. The row length is the number of weights. */
-struct Norm {
-  const Buffer& weight;
-  /*! \brief The bias of a LayerNorm; null for an RMSNorm. */
-  const Buffer* bias;
-  double epsilon;
-};
 
 /*! \brief A tensor that a rank has exposed to a team: see core/exposed_buffers.h. */
 struct ExposedBuffer {
@@ -83,16 +52,15 @@ struct PeerMemory {
   std::shared_ptr<const void> keep;
 };
 
-/*! \brief A bit of a collective's flags: the caller promises that no exit barrier is needed. */
-constexpr uint8_t kNoExitBarrier = 1;
+/*! \brief The number of streams of a rank on which programs can run kernels. */
+constexpr int64_t kMaxStreams = 64;
 
 /*!
  * \brief A backend in one worker. Its destructor ends the worker's part.
  *
  * Every function reports failures by throwing Error, and never modifies its inputs. After an error
  * outputs may be partly written, and peers may read inputs until the error reaches them. Several
- * threads may run operations of different teams at the same time. A root is an index in the team.
- * Parameters have the order of tvm_ipc.packed_functions.
+ * threads may run operations of different teams at the same time.
  */
 class Endpoint {
  public:
@@ -108,19 +76,11 @@ class Endpoint {
    */
   virtual std::string SharingModeName(std::string* why) const { return ""; }
 
-  virtual void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy,
-                         uint8_t flags, const Buffer& recv) = 0;
-  /*! \brief recv = the members' sends, in rank order. */
-  virtual void AllGather(const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv) = 0;
-  /*! \brief recv = the root's send. Others may pass nullptr. */
-  virtual void Broadcast(const Buffer* send, int root, TeamId team, uint8_t flags,
-                         const Buffer& recv) = 0;
-  /*! \brief recv = this member's slice of the root's send. */
-  virtual void Scatter(const Buffer* send, int root, TeamId team, uint8_t flags,
-                       const Buffer& recv) = 0;
-  /*! \brief On the root, recv = the members' sends, in rank order. */
-  virtual void Gather(const Buffer& send, int root, TeamId team, uint8_t flags,
-                      const Buffer* recv) = 0;
+  /*!
+   * \brief Run a collective. Check its arguments first (core/check_collective_arguments.h); call
+   *        `FailUnsupported` if there is no kernel for it.
+   */
+  virtual void Run(const Call& call) = 0;
   /*! \brief Return when the buffer may be written again. */
   virtual void Send(const Buffer& send, int receiver) = 0;
   virtual void Receive(const Buffer& recv, int sender) = 0;
@@ -157,34 +117,24 @@ class Endpoint {
     memcpy(recv.data, &number, sizeof(number));
   }
 
-  // Optional collectives: the default reports that the backend does not support them.
+  /*! \brief Fill a buffer with zeros, ordered after the operations that the calling thread has
+   *         started. */
+  virtual void Clear(const Buffer& recv) { memset(recv.data, 0, recv.bytes()); }
 
-  /*! \brief recv = this member's slice of the reduction. */
-  virtual void ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
-                             const Buffer& recv) {
-    FailUnsupported("reduce_scatter");
-  }
-  /*! \brief residual_out = residual + the sum of the sends; norm_out = its rows, normalised. */
-  virtual void AllReduceNorm(const Buffer& send, const Buffer& residual, const Norm& norm,
-                             TeamId team, Strategy strategy, uint8_t flags,
-                             const Buffer& residual_out, const Buffer& norm_out) {
-    FailUnsupported("allreduce_norm");
-  }
-  /*! \brief On the root, recv = the reduction of the members' sends. */
-  virtual void Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
-                      const Buffer* recv) {
-    FailUnsupported("reduce");
-  }
-  /*! \brief Slice i of recv = the slice of member i's send that is for this member. */
-  virtual void AllToAll(const Buffer& send, const SplitCounts& parts, TeamId team, uint8_t flags,
-                        const Buffer& recv) {
-    FailUnsupported("all_to_all");
-  }
-  /*! \brief recv = the send of the member that this one receives from, or zeros. */
-  virtual void Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
-                       const Buffer& recv) {
-    FailUnsupported("permute");
-  }
+  // Optional operations: the default reports that the backend does not support them.
+
+  /*! \brief Send what the calling thread enqueues from now on to a stream of the rank; 0 is the
+   *         one on which its program began. */
+  virtual void SetStream(int64_t stream) { FailWithoutStreams("set_stream"); }
+  /*! \brief Make the calling thread's stream wait for everything on another stream so far. */
+  virtual void WaitStream(int64_t stream) { FailWithoutStreams("wait_stream"); }
+  /*! \brief Return the calling thread to stream 0, which then waits for all others; return whether
+   *         it was on another one. Called after each command. */
+  virtual bool LeaveStreams() { return false; }
+
+  /*! \brief Return the number of bytes that this rank's collectives have received from others. */
+  virtual uint64_t BytesReceived() const { FailUnsupported("bytes_received"); }
+
   /*!
    * \brief Let the other members read the tensor until all of them release it.
    * \param keep Owns the tensor's memory.
@@ -211,7 +161,19 @@ class Endpoint {
     FailUnsupported("reduce_slices");
   }
 
- private:
+ protected:
+  /*! \brief Return the kernel of a call from a table of all collectives; throw if it has none. */
+  template <typename Kernel, size_t count>
+  static Kernel KernelOf(const Kernel (&kernels)[count], const Call& call) {
+    const Kernel kernel = kernels[static_cast<size_t>(call.collective)];
+    if (kernel == nullptr) FailUnsupported(Name(call.collective));
+    return kernel;
+  }
+  [[noreturn]] static void FailWithoutStreams(const char* operation) {
+    Fail(kind::kValue, operation,
+         ": the workers of this session are on CPUs, which have no streams; compile the program"
+         " without compute streams");
+  }
   [[noreturn]] static void FailUnsupported(const char* operation) {
     Fail(kind::kValue, operation, ": the backend of this session does not support this operation");
   }
@@ -277,12 +239,13 @@ class Backend {
   virtual std::string Probe(const std::vector<int>& devices) const { return "{}"; }
   /*! \brief Return whether it can reduce elements of the type. */
   virtual bool Reduces(ElementType type, ReduceKind kind) const = 0;
-  /*! \brief Return the instruction sets of its kernels that run on this machine, best first. */
-  virtual std::vector<std::string> instruction_sets() const = 0;
-  virtual std::string instruction_set() const = 0;
+  /*! \brief Return the instruction sets of its kernels that run on this machine, best first. By
+   *         default there is no choice. */
+  virtual std::vector<std::string> instruction_sets() const { return {}; }
+  virtual std::string instruction_set() const { return ""; }
   /*! \brief Select an instruction set, or "auto", for this process; false if the machine lacks it.
    */
-  virtual bool UseInstructionSet(const std::string& name) const = 0;
+  virtual bool UseInstructionSet(const std::string& name) const { return true; }
 };
 
 }  // namespace tvm_ipc

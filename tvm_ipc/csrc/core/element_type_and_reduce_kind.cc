@@ -55,6 +55,12 @@ const char* Name(ReduceKind kind) {
       return "max";
     case ReduceKind::kAvg:
       return "avg";
+    case ReduceKind::kBand:
+      return "band";
+    case ReduceKind::kBor:
+      return "bor";
+    case ReduceKind::kBxor:
+      return "bxor";
   }
   return "unknown reduction";
 }

@@ -28,9 +28,25 @@ struct ElementType {
 /*! \brief Return the name that NumPy and TVM use, for example "bfloat16". */
 std::string Name(ElementType type);
 
-/*! \brief A reduction; the values are upstream's. */
-enum class ReduceKind : uint8_t { kSum = 0, kProd = 1, kMin = 2, kMax = 3, kAvg = 4 };
+/*! \brief A reduction; the values of the first five are upstream's. The last three are bitwise and,
+ *         or and exclusive or of integers. */
+enum class ReduceKind : uint8_t {
+  kSum = 0,
+  kProd = 1,
+  kMin = 2,
+  kMax = 3,
+  kAvg = 4,
+  kBand = 5,
+  kBor = 6,
+  kBxor = 7
+};
 const char* Name(ReduceKind kind);
+
+inline bool IsBitwise(ReduceKind kind) { return kind >= ReduceKind::kBand; }
+/*! \brief Return the name of a type that every backend reduces this way, for messages. */
+inline const char* SupportedTypeOf(ReduceKind kind) {
+  return IsBitwise(kind) ? "int32" : "float32";
+}
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_CORE_ELEMENT_TYPE_AND_REDUCE_KIND_H_

@@ -10,22 +10,6 @@
 
 namespace tvm_ipc {
 
-void AwaitMessage(Rank& rank, const std::atomic<uint32_t>& word, uint32_t step,
-                  std::atomic<uint32_t>& sleepers, const Descriptor& mine, const char* verb,
-                  int peer) {
-  Control& control = rank.control();
-  switch (
-      WaitFor(word, step, sleepers, control.abort, rank.options().wait, rank.options().deadline)) {
-    case WaitResult::kReached:
-      return;
-    case WaitResult::kAborted:
-      Fail(kind::kPeer, verb, " rank ", peer, ", ", Describe(mine),
-           ", was stopped: ", DescribeAbort(control));
-    case WaitResult::kDeadline:
-      FailLateMessage(rank, mine, verb, peer);
-  }
-}
-
 void CheckPeer(const Rank& rank, const char* op, int peer) {
   if (peer < 0 || peer >= rank.num_ranks()) {
     Fail(kind::kValue, op, ": there is no rank ", peer, " among ", rank.num_ranks(), " workers");
@@ -51,6 +35,42 @@ void FailLateMessage(const Rank& rank, const Descriptor& mine, const char* verb,
 void FailMessage(const Rank& rank, int sender, const Descriptor& theirs, const Descriptor& mine) {
   Fail(kind::kMismatch, "the ranks disagree: rank ", sender, " called ", Describe(theirs),
        " to rank ", rank.id(), ", which wanted to receive ", mine.count, " x ", Name(mine.type));
+}
+
+void MessageEnd::PublishPacket(int64_t offset) {
+  Slot& slot = channel_.slot[packet_ & 1];
+  slot.descriptor = mine_;
+  slot.descriptor.offset = offset;
+  Publish(slot.seq, packet_, channel_.receiver_sleeps);
+}
+
+Descriptor MessageEnd::AwaitPacket() {
+  const Slot& slot = channel_.slot[++packet_ & 1];
+  Await(slot.seq, packet_, channel_.receiver_sleeps, "receive from");
+  const Descriptor theirs = slot.descriptor;
+  if (!theirs.Agrees(mine_)) FailMessage(rank_, peer_, theirs, mine_);
+  return theirs;
+}
+
+void MessageEnd::PublishTaken() { Publish(channel_.taken, packet_, channel_.sender_sleeps); }
+
+void MessageEnd::AwaitTaken(uint32_t packet) {
+  Await(channel_.taken, packet, channel_.sender_sleeps, "send to");
+}
+
+void MessageEnd::Await(const std::atomic<uint32_t>& word, uint32_t packet,
+                       std::atomic<uint32_t>& sleepers, const char* verb) {
+  Control& control = rank_.control();
+  const RankOptions& options = rank_.options();
+  switch (WaitFor(word, packet, sleepers, control.abort, options.wait, options.deadline)) {
+    case WaitResult::kReached:
+      return;
+    case WaitResult::kAborted:
+      Fail(kind::kPeer, verb, " rank ", peer_, ", ", Describe(mine_),
+           ", was stopped: ", DescribeAbort(control));
+    case WaitResult::kDeadline:
+      FailLateMessage(rank_, mine_, verb, peer_);
+  }
 }
 
 }  // namespace tvm_ipc

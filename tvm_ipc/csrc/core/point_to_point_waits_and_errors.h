@@ -25,14 +25,47 @@ Descriptor DescribeMessage(const Buffer& buffer);
 /*! \brief Throw the error of a receiver whose sender has sent a different message. */
 [[noreturn]] void FailMessage(const Rank& rank, int sender, const Descriptor& theirs,
                               const Descriptor& mine);
+
 /*!
- * \brief Wait until a word of a channel reaches a step.
- * \param sleepers The number of sleepers on the word.
- * \param verb "send to" or "receive from", for errors.
+ * \brief One end of a message between ranks of this node. Both ends number its packets m = 1, 2,
+ *        ...; packet m uses slot m & 1, and may be written once packet m - 2 was taken.
  */
-void AwaitMessage(Rank& rank, const std::atomic<uint32_t>& word, uint32_t step,
-                  std::atomic<uint32_t>& sleepers, const Descriptor& mine, const char* verb,
-                  int peer);
+class MessageEnd {
+ public:
+  MessageEnd(Rank& rank, const Link& link, const Buffer& buffer, int peer)
+      : rank_(rank),
+        channel_(link.channel),
+        packet_(link.packet),
+        mine_(DescribeMessage(buffer)),
+        peer_(peer) {}
+
+  /*! \brief Return the number of the current packet. */
+  uint32_t packet() const { return packet_; }
+
+  /*! \brief Begin the next packet to send: wait until its slot may be written. */
+  void AwaitSlot() { AwaitTaken(++packet_ - 2); }
+  /*! \brief Publish it. `offset` is that of the whole message in this rank's segment. */
+  void PublishPacket(int64_t offset = -1);
+  /*! \brief Wait until the receiver has taken it. */
+  void AwaitTaken() { AwaitTaken(packet_); }
+
+  /*! \brief Wait for the next packet to receive; return its descriptor. Throw if the sender has
+   *         sent a different message. */
+  Descriptor AwaitPacket();
+  /*! \brief Publish that it was taken. */
+  void PublishTaken();
+
+ private:
+  void AwaitTaken(uint32_t packet);
+  void Await(const std::atomic<uint32_t>& word, uint32_t packet, std::atomic<uint32_t>& sleepers,
+             const char* verb);
+
+  Rank& rank_;
+  Channel& channel_;
+  uint32_t& packet_;
+  const Descriptor mine_;
+  const int peer_;
+};
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_CORE_POINT_TO_POINT_WAITS_AND_ERRORS_H_

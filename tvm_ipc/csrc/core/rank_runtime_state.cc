@@ -214,14 +214,20 @@ std::vector<int> Rank::RanksOf(TeamId team) const {
   return std::vector<int>(record.ranks, record.ranks + record.size);
 }
 
-int Rank::TeamIndex(TeamId id, const char* operation) const {
+int Rank::FindTeamIndex(TeamId id) const {
   if (id == kWorld) return id_;
   if (id == kGroup) return id_ % group_size_;
   const TeamRecord* team = FindTeam(*this, id);
-  if (team == nullptr) Fail(kind::kValue, operation, ": there is no team ", id);
+  if (team == nullptr) return -1;
   const uint8_t* end = team->ranks + team->size;
   const uint8_t* mine = std::find(team->ranks, end, id_);
-  if (mine != end) return static_cast<int>(mine - team->ranks);
+  return mine == end ? -1 : static_cast<int>(mine - team->ranks);
+}
+
+int Rank::TeamIndex(TeamId id, const char* operation) const {
+  const int index = FindTeamIndex(id);
+  if (index >= 0) return index;
+  if (SizeOf(id) == 0) Fail(kind::kValue, operation, ": there is no team ", id);
   Fail(kind::kValue, operation, ": rank ", id_, " is not in the team ", id);
 }
 

@@ -128,6 +128,8 @@ class Rank {
   /*! \brief Return this rank's index in a team; throw if it is no member. `operation` is for the
    *         error. */
   int TeamIndex(TeamId team, const char* operation) const;
+  /*! \brief Return this rank's index in a team; -1 if it is no member, or there is no such team. */
+  int FindTeamIndex(TeamId team) const;
   const RankOptions& options() const { return options_; }
   /*! \brief Set `RankOptions::graphs_of_threads`; only before the backend starts. */
   void set_graphs_of_threads(bool value) { options_.graphs_of_threads = value; }

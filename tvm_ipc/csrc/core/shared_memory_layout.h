@@ -35,7 +35,7 @@ constexpr size_t kLine = 64;
 
 /*! \brief The teams that every session has: all ranks, and the rank's own group. User-created teams
  *         (teams.h) have the ids from `kFirstTeam` on. */
-enum TeamId : int32_t { kWorld = 0, kGroup = 1, kFirstTeam = 2 };
+enum TeamId : int32_t { kNoTeam = -1, kWorld = 0, kGroup = 1, kFirstTeam = 2 };
 /*! \brief The maximum number of user-created teams in a session. */
 constexpr uint32_t kMaxTeams = 4096;
 /*! \brief The maximum number of teams that a rank can belong to: it has a slot for each. */
@@ -256,6 +256,11 @@ struct Control {
 constexpr uint32_t AbortWord(AbortReason reason, int rank) {
   return static_cast<uint32_t>(reason) | (static_cast<uint32_t>(rank) << 8);
 }
+constexpr AbortReason ReasonOf(uint32_t abort_word) {
+  return static_cast<AbortReason>(abort_word & 0xff);
+}
+/*! \brief Return the rank or node that an abort word is about. */
+constexpr int SubjectOf(uint32_t abort_word) { return static_cast<int>(abort_word >> 8); }
 
 /*! \brief The offset of the point-to-point buffers in a segment. */
 constexpr size_t kPacketStart = 2 * kMaxTeamSlots * kStageBytes;

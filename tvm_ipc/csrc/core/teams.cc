@@ -169,7 +169,7 @@ TeamId TeamIn(const Rank& rank, const std::vector<int64_t>& division) {
   const int64_t size = division.empty() ? 0 : *numbers;
   if (size < 1 || division.size() < 2 || (division.size() - 1) % size != 0) {
     Fail(kind::kValue,
-         "a partition into teams is the size of the teams, then the ranks of each team in turn;"
+         "teams in a call are the size of the teams, then the ranks of each team in turn;"
          " got ",
          ListOf(numbers, end));
   }
@@ -178,7 +178,7 @@ TeamId TeamIn(const Rank& rank, const std::vector<int64_t>& division) {
   // The ranks of all teams: otherwise only some ranks would fail, and the others wait for them.
   CheckRanks(rank.num_ranks(), ranks, end, what);
   const int64_t* own = std::find(ranks, end, rank.id());
-  if (own == end) Fail(kind::kValue, what, ListOf(ranks, end), ": rank ", rank.id(), " is in none");
+  if (own == end) return kNoTeam;
   const int64_t* first = ranks + (own - ranks) / size * size;
   return TeamOf(rank, {first, first + size}, 0);
 }

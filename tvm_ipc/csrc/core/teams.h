@@ -37,7 +37,7 @@ TeamId TeamOf(Control& control, const std::vector<int>& ranks, uint32_t copy);
 TeamId TeamOf(const Rank& rank, const std::vector<int>& ranks, uint32_t copy);
 
 /*!
- * \brief Return the id of the rank's team in a partition of ranks into teams of equal size.
+ * \brief Return the id of the rank's team among teams of equal size; kNoTeam if it is in none.
  * \param division The size, then the ranks of each team in turn.
  */
 TeamId TeamIn(const Rank& rank, const std::vector<int64_t>& division);

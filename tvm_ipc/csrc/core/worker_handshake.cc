@@ -80,8 +80,7 @@ void EndWithController(int watched, int controller, std::shared_ptr<std::atomic<
     while (true) {
       if (poll(polled, 2, -1) < 0 && errno == EINTR) continue;
       if (left->load()) break;
-      const uint32_t abort = segments->control().abort.load();
-      const bool closed = (abort & 0xff) == static_cast<uint32_t>(AbortReason::kClosed);
+      const bool closed = ReasonOf(segments->control().abort.load()) == AbortReason::kClosed;
       if (!closed || polled[1].revents != 0) {
         gone();
         break;

@@ -302,8 +302,7 @@ void WorkerTable::BeginGeneration() {
   ResetSession(control_);
   const AbortRecord incoming = std::exchange(pending_abort_, AbortRecord());
   if (incoming.word == 0 || incoming.generation != control_.generation.load()) return;
-  Abort(control_, static_cast<AbortReason>(incoming.word & 0xff),
-        static_cast<int>(incoming.word >> 8));
+  Abort(control_, ReasonOf(incoming.word), SubjectOf(incoming.word));
   wake_();  // the other nodes must learn of it
 }
 
@@ -380,8 +379,8 @@ bool WorkerTable::ApplyNodeMessage(int node, NodeMessage message) {
 }
 
 bool WorkerTable::HandleNodeAbort(int node, uint32_t generation, uint32_t word, int pid) {
-  const auto reason = static_cast<AbortReason>(word & 0xff);
-  const int subject = static_cast<int>(word >> 8);
+  const AbortReason reason = ReasonOf(word);
+  const int subject = SubjectOf(word);
   const bool of_rank = reason == AbortReason::kFailed || reason == AbortReason::kDied;
   const bool of_node = reason == AbortReason::kNodeLost;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -410,9 +409,9 @@ WorkerTable::AbortRecord WorkerTable::CurrentAbort() {
   AbortRecord record;
   record.word = control_.abort.load(std::memory_order_acquire);
   record.generation = control_.generation.load(std::memory_order_acquire);
-  const auto reason = static_cast<AbortReason>(record.word & 0xff);
+  const AbortReason reason = ReasonOf(record.word);
   if (reason == AbortReason::kFailed || reason == AbortReason::kDied) {
-    record.pid = control_.ranks[record.word >> 8].pid.load(std::memory_order_relaxed);
+    record.pid = control_.ranks[SubjectOf(record.word)].pid.load(std::memory_order_relaxed);
   }
   if (reason == AbortReason::kControllerLost) record.word = 0;  // no node is connected
   return record;

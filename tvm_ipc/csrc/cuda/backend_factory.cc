@@ -33,10 +33,6 @@ class CudaBackend final : public Backend {
   }
   std::string Info() const final { return cuda::Info(); }
   std::string Probe(const std::vector<int>& devices) const final { return cuda::Probe(devices); }
-  // The device determines the kernels.
-  std::vector<std::string> instruction_sets() const final { return {}; }
-  std::string instruction_set() const final { return ""; }
-  bool UseInstructionSet(const std::string&) const final { return true; }
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/check_collective_arguments.h"
 #include "core/current_stream_hooks.h"
 #include "core/handle_allgather_via_session_server.h"
 #include "core/teams.h"
@@ -66,6 +67,7 @@ CudaEndpoint::CudaEndpoint(Rank& rank)
       device_(Device::Open(rank.options().device)),
       kernels_(Kernels::Load(device_)),
       driver_(device_->driver()),
+      compute_streams_(device_),
       sent_(rank.num_ranks()),
       received_(rank.num_ranks()),
       generation_(rank.control().generation.load(std::memory_order_acquire)) {
@@ -237,6 +239,13 @@ void CudaEndpoint::WriteNumber(int64_t number, const Buffer& recv) {
   driver_.cuMemsetD32Async(what, low + 4, static_cast<unsigned>(bits >> 32), 1, stream);
 }
 
+void CudaEndpoint::Clear(const Buffer& recv) {
+  if (recv.bytes() == 0) return;
+  const Here here(*device_);
+  driver_.cuMemsetD8Async("to clear a result", AddressOf(recv.data), 0, recv.bytes(),
+                          ProgramStream(*device_));
+}
+
 void CudaEndpoint::Drain(const Stream* current) {
   const Here here(*device_);
   std::vector<Stream> streams = {copy_stream_->get()};
@@ -269,6 +278,7 @@ void CudaEndpoint::Drain(const Stream* current) {
 
 void CudaEndpoint::Settle() {
   if (rank_.in_forked_child()) return;
+  compute_streams_.AwaitAll();
   Stream const current = ProgramStream(*device_);
   Drain(&current);
   CheckReports();
@@ -358,12 +368,6 @@ void CudaEndpoint::RequireReplays(const char* operation) const {
        " from the first replay to the end of the last one");
 }
 
-void Operation::RequireRoot(const char* operation, int root) const {
-  if (root >= 0 && root < size()) return;
-  Fail(kind::kValue, operation, ": there is no root ", root, " in a team of ", size(),
-       "; it is an index in the team, from 0 on");
-}
-
 Operation::Input Operation::PrepareInput(const void* data, size_t bytes, uint8_t flags) {
   if (bytes == 0) return {kArenaStart, true};
   const int64_t offset = endpoint_.regions_->OffsetOf(data, bytes);
@@ -380,15 +384,43 @@ void* Operation::Scratch(size_t bytes, uint64_t* offset) {
   return scratch;
 }
 
-kernels::Header HeaderOf(kernels::Operation operation, ElementType type, uint64_t count,
-                         uint8_t flags) {
+kernels::Header HeaderOf(kernels::Operation operation, ElementType type, uint64_t count) {
   kernels::Header header;
   header.operation = operation;
-  header.mode = kernels::Mode(0, 0, flags);
   header.type = static_cast<uint32_t>(type.code) | static_cast<uint32_t>(type.bits) << 8 |
                 static_cast<uint32_t>(type.lanes) << 16;
   header.count = count;
   return header;
+}
+
+kernels::Header HeaderOf(const Call& call) {
+  static constexpr kernels::Operation kOperations[] = {
+#define TVM_IPC_OPERATION(Name, text, relation, mpi, cuda, ...) \
+  kernels::Operation{TVM_IPC_IF_##cuda(kernels::k##Name)},
+      TVM_IPC_COLLECTIVES(TVM_IPC_OPERATION)
+#undef TVM_IPC_OPERATION
+  };
+  const Descriptor mine = DescriptorOf(call, call.root);
+  kernels::Header header =
+      HeaderOf(kOperations[static_cast<size_t>(call.collective)], mine.type, mine.count);
+  header.mode = kernels::Mode(static_cast<uint32_t>(mine.kind),
+                              static_cast<uint32_t>(mine.strategy + 1), mine.flags);
+  header.root = mine.root;
+  header.parts = mine.layout_hash;
+  return header;
+}
+
+void CudaEndpoint::Run(const Call& call) {
+  using Run = void (CudaEndpoint::*)(Operation& operation, const Call& call);
+  static constexpr Run kKernels[] = {
+#define TVM_IPC_KERNEL(Name, text, relation, mpi, cuda, ...) \
+  Run{TVM_IPC_IF_##cuda(&CudaEndpoint::Name)},
+      TVM_IPC_COLLECTIVES(TVM_IPC_KERNEL)
+#undef TVM_IPC_KERNEL
+  };
+  Check(rank_, call);
+  Operation operation(*this, call.team);
+  (this->*KernelOf(kKernels, call))(operation, call);
 }
 
 }  // namespace tvm_ipc::cuda

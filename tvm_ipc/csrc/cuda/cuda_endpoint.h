@@ -30,6 +30,7 @@
 #include "core/rank_runtime_state.h"
 #include "cuda/host_registration.h"
 #include "cuda/map_peer_regions.h"
+#include "driver/compute_streams.h"
 
 namespace tvm_ipc::cuda {
 
@@ -113,27 +114,9 @@ class CudaEndpoint final : public Endpoint {
 
   const Regions& regions() const { return *regions_; }
 
-  void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy, uint8_t flags,
-                 const Buffer& recv) final;
-  void AllReduceNorm(const Buffer& send, const Buffer& residual, const Norm& norm, TeamId team,
-                     Strategy strategy, uint8_t flags, const Buffer& residual_out,
-                     const Buffer& norm_out) final;
-  void ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
-                     const Buffer& recv) final;
-  void Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
-              const Buffer* recv) final;
+  void Run(const Call& call) final;
   void ReduceSlices(ReduceKind kind, TeamId team, const std::vector<Buffer>& parts,
                     const Buffer& recv) final;
-
-  void AllGather(const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv) final;
-  void Broadcast(const Buffer* send, int root, TeamId team, uint8_t flags,
-                 const Buffer& recv) final;
-  void Scatter(const Buffer* send, int root, TeamId team, uint8_t flags, const Buffer& recv) final;
-  void Gather(const Buffer& send, int root, TeamId team, uint8_t flags, const Buffer* recv) final;
-  void AllToAll(const Buffer& send, const SplitCounts& parts, TeamId team, uint8_t flags,
-                const Buffer& recv) final;
-  void Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
-               const Buffer& recv) final;
 
   void Send(const Buffer& send, int receiver) final;
   void Receive(const Buffer& recv, int sender) final;
@@ -144,11 +127,15 @@ class CudaEndpoint final : public Endpoint {
 
   void Copy(const Buffer& source, const Buffer& target) final;
   void WriteNumber(int64_t number, const Buffer& recv) final;
+  void Clear(const Buffer& recv) final;
   void Synchronise() final;
   void Settle() final;
   void CheckReports() final;
   void Follow(uint32_t generation) final;
   void FinishCommand() final;
+  void SetStream(int64_t stream) final { compute_streams_.Use(stream); }
+  void WaitStream(int64_t stream) final { compute_streams_.Await(stream); }
+  bool LeaveStreams() final { return compute_streams_.Leave(); }
   std::unique_ptr<AsyncQueue> MakeAsyncQueue() final;
 
  private:
@@ -178,9 +165,13 @@ class CudaEndpoint final : public Endpoint {
   /*! \brief Return the arguments that both ends of a message have in common. */
   kernels::MessageArgs MessageOf(const Buffer& buffer, int peer);
   void RunMessage(const Buffer& buffer, int peer, bool sends);
-  void Move(Operation& operation, const char* what, kernels::Header header, const MovePlan& plan);
-  void BroadcastInSlices(Operation& operation, kernels::Header header, const Buffer* send, int root,
-                         const Buffer& recv);
+  // The collectives, whose arguments have been checked, except for types.
+#define TVM_IPC_DECLARE(Name, text, relation, mpi, cuda, ...) \
+  TVM_IPC_IF_##cuda(void Name(Operation& operation, const Call& call);)
+  TVM_IPC_COLLECTIVES(TVM_IPC_DECLARE)
+#undef TVM_IPC_DECLARE
+  void Move(Operation& operation, const Call& call, kernels::Header header, const MovePlan& plan);
+  void BroadcastInSlices(Operation& operation, const Call& call, kernels::Header header);
   /*! \brief Throw if captured operations would have to synchronize on the host. */
   void RequireReplays(const char* operation) const;
 
@@ -213,6 +204,9 @@ class CudaEndpoint final : public Endpoint {
   /*! \brief The stream of asynchronous operations. */
   std::shared_ptr<const OwnStream> async_stream_;
   std::unique_ptr<Regions> regions_;
+  /*! \brief The streams on which the program runs kernels side by side. They end before the memory
+   *         that the kernels use. */
+  ComputeStreams compute_streams_;
   /*! \brief The page of the control block that holds the abort word. */
   std::shared_ptr<Pinned> control_page_;
   /*! \brief The device address of the abort word. */
@@ -237,7 +231,6 @@ class Operation {
   int size() const { return member.size; }
   int place() const { return member.place; }
   const kernels::Limits& limits() const { return member.limits; }
-  void RequireRoot(const char* operation, int root) const;
   struct Input {
     uint64_t offset;
     /*! \brief Whether the operation may end while peers still read the input. */
@@ -277,9 +270,10 @@ class Operation {
 
 /*! \brief Return the descriptor of a header, which the host compares and prints. */
 Descriptor DescriptorOf(const kernels::Header& header, const Member* member);
-/*! \brief Return a header with an element type and the flags of a collective. */
-kernels::Header HeaderOf(kernels::Operation operation, ElementType type, uint64_t count,
-                         uint8_t flags);
+/*! \brief Return a header with an element type. */
+kernels::Header HeaderOf(kernels::Operation operation, ElementType type, uint64_t count);
+/*! \brief Return the header of a collective. */
+kernels::Header HeaderOf(const Call& call);
 /*! \brief Throw the error in a record. */
 [[noreturn]] void FailRecord(const Rank& rank, const kernels::ErrorRecord& record,
                              const Member* member);

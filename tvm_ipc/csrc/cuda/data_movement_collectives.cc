@@ -5,8 +5,10 @@
  *        receive.
  */
 #include <algorithm>
+#include <vector>
 
-#include "cuda/buffer_size_and_overlap_checks.h"
+#include "core/all_to_all_layout.h"
+#include "core/ragged_rows.h"
 #include "cuda/cuda_endpoint.h"
 
 namespace tvm_ipc::cuda {
@@ -27,7 +29,7 @@ struct MovePlan {
   Piece take[kernels::kMaxMembers];
 };
 
-void CudaEndpoint::Move(Operation& operation, const char* what, kernels::Header header,
+void CudaEndpoint::Move(Operation& operation, const Call& call, kernels::Header header,
                         const MovePlan& plan) {
   const int n = operation.size();
   const int me = operation.place();
@@ -62,32 +64,26 @@ void CudaEndpoint::Move(Operation& operation, const char* what, kernels::Header 
     args.header.input = input.offset;
     args.leaves_early = static_cast<uint32_t>(input.stays);
   }
-  operation.LaunchTogether(what, pulls ? kernels_->move : kernels_->move_push,
+  operation.LaunchTogether(Name(call.collective), pulls ? kernels_->move : kernels_->move_push,
                            kernels::LaunchMove(path, plan.longest, operation.limits()), args.header,
                            &args);
 }
 
-void CudaEndpoint::AllGather(const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv) {
-  RequireType("allgather", send, recv);
-  Operation operation(*this, team);
+void CudaEndpoint::AllGather(Operation& operation, const Call& call) {
   const auto n = static_cast<size_t>(operation.size());
-  const size_t part = send.bytes();
-  if (recv.count != send.count * n) {
-    Fail(kind::kValue, "allgather: recv has ", recv.count, " elements, needed are ", n, " x ",
-         send.count);
-  }
-  const auto me = static_cast<size_t>(operation.place());
-  RequireInPlaceOrApart("allgather", send, recv, recv.begin() + me * part);
-  MovePlan plan{&send, recv.data, part, {}, {}};
+  const size_t part = call.send.bytes();
+  MovePlan plan{&call.send, call.recv.data, part, {}, {}};
   for (size_t i = 0; i < n; ++i) {
     plan.give[i] = {0, 0, part};
     plan.take[i] = {0, i * part, part};
   }
-  Move(operation, "allgather", HeaderOf(kernels::kAllGather, send.type, send.count, flags), plan);
+  Move(operation, call, HeaderOf(call), plan);
 }
 
-void CudaEndpoint::BroadcastInSlices(Operation& operation, kernels::Header header,
-                                     const Buffer* send, int root, const Buffer& recv) {
+void CudaEndpoint::BroadcastInSlices(Operation& operation, const Call& call,
+                                     kernels::Header header) {
+  const Buffer& recv = call.recv;
+  const int root = call.root;
   const int n = operation.size();
   const int me = operation.place();
   const size_t bytes = recv.bytes();
@@ -99,13 +95,14 @@ void CudaEndpoint::BroadcastInSlices(Operation& operation, kernels::Header heade
   Buffer mine{operation.Scratch(longest, &offset), size(me), {}};
   mine.type = {1, 8, 1};  // bytes
   const bool sends = me == root;
+  const Buffer* const send = sends ? &call.send : nullptr;
   if (sends) operation.Copy(recv.data, send->data, bytes);
   MovePlan scatter{send, mine.data, longest, {}, {}};
   if (!sends) scatter.take[root] = {begin(me), 0, size(me)};
   for (int i = 0; sends && i < n; ++i) {
     if (i != root) scatter.give[i] = {begin(i), 0, size(i)};
   }
-  Move(operation, "broadcast", header, scatter);
+  Move(operation, call, header, scatter);
   MovePlan gather{sends ? send : &mine, recv.data, longest, {}, {}};
   for (int i = 0; i < n; ++i) {
     const size_t from = i == root ? begin(i) : 0;
@@ -117,129 +114,112 @@ void CudaEndpoint::BroadcastInSlices(Operation& operation, kernels::Header heade
   // overwritten.
   header.mode = kernels::Mode(0, 0, 0);
   header.parts = 1;  // marks the second half
-  Move(operation, "broadcast", header, gather);
+  Move(operation, call, header, gather);
 }
 
-void CudaEndpoint::Broadcast(const Buffer* send, int root, TeamId team, uint8_t flags,
-                             const Buffer& recv) {
-  Operation operation(*this, team);
-  operation.RequireRoot("broadcast", root);
-  const bool sends = operation.place() == root;
-  if (sends) {
-    if (send == nullptr) Fail(kind::kValue, "broadcast: the root has nothing to send");
-    RequireType("broadcast", *send, recv);
-    if (send->count != recv.count) {
-      Fail(kind::kValue, "broadcast: send has ", send->count, " elements, recv has ", recv.count);
-    }
-    RequireInPlaceOrApart("broadcast", *send, recv, send->begin());
+void CudaEndpoint::Broadcast(Operation& operation, const Call& call) {
+  const size_t bytes = call.recv.bytes();
+  const bool sends = operation.place() == call.root;
+  const kernels::Header header = HeaderOf(call);
+  if (kernels::BroadcastsSlices(bytes, operation.size(), apart_)) {
+    return BroadcastInSlices(operation, call, header);
   }
-  kernels::Header header = HeaderOf(kernels::kBroadcast, recv.type, recv.count, flags);
-  header.root = root;
-  if (kernels::BroadcastsSlices(recv.bytes(), operation.size(), apart_)) {
-    return BroadcastInSlices(operation, header, sends ? send : nullptr, root, recv);
-  }
-  MovePlan plan{sends ? send : nullptr, recv.data, recv.bytes(), {}, {}};
-  plan.take[root] = {0, 0, recv.bytes()};
-  for (int i = 0; sends && i < operation.size(); ++i) plan.give[i] = {0, 0, recv.bytes()};
-  Move(operation, "broadcast", header, plan);
+  MovePlan plan{sends ? &call.send : nullptr, call.recv.data, bytes, {}, {}};
+  plan.take[call.root] = {0, 0, bytes};
+  for (int i = 0; sends && i < operation.size(); ++i) plan.give[i] = {0, 0, bytes};
+  Move(operation, call, header, plan);
 }
 
-void CudaEndpoint::Scatter(const Buffer* send, int root, TeamId team, uint8_t flags,
-                           const Buffer& recv) {
-  Operation operation(*this, team);
-  operation.RequireRoot("scatter", root);
+void CudaEndpoint::Scatter(Operation& operation, const Call& call) {
   const int n = operation.size();
   const auto me = static_cast<size_t>(operation.place());
-  const bool sends = operation.place() == root;
-  if (sends) {
-    if (send == nullptr) Fail(kind::kValue, "scatter: the root has nothing to send");
-    RequireType("scatter", *send, recv);
-    if (send->count % static_cast<size_t>(n) != 0) {
-      Fail(kind::kValue, "scatter: ", send->count, " elements cannot be divided evenly among ", n,
-           " workers");
-    }
-    if (send->count / static_cast<size_t>(n) != recv.count) {
-      Fail(kind::kValue, "scatter: a part of send has ", send->count / static_cast<size_t>(n),
-           " elements, recv has ", recv.count);
-    }
-    RequireInPlaceOrApart("scatter", *send, recv, send->begin() + me * recv.bytes());
-  }
-  const size_t part = recv.bytes();
-  MovePlan plan{sends ? send : nullptr, recv.data, part, {}, {}};
-  plan.take[root] = {me * part, 0, part};
+  const bool sends = operation.place() == call.root;
+  const size_t part = call.recv.bytes();
+  MovePlan plan{sends ? &call.send : nullptr, call.recv.data, part, {}, {}};
+  plan.take[call.root] = {me * part, 0, part};
   for (int i = 0; sends && i < n; ++i) plan.give[i] = {static_cast<size_t>(i) * part, 0, part};
-  kernels::Header header = HeaderOf(kernels::kScatter, recv.type, recv.count, flags);
-  header.root = root;
-  Move(operation, "scatter", header, plan);
+  Move(operation, call, HeaderOf(call), plan);
 }
 
-void CudaEndpoint::Gather(const Buffer& send, int root, TeamId team, uint8_t flags,
-                          const Buffer* recv) {
-  Operation operation(*this, team);
-  operation.RequireRoot("gather", root);
+void CudaEndpoint::Gather(Operation& operation, const Call& call) {
   const int n = operation.size();
-  const size_t part = send.bytes();
-  const bool receives = operation.place() == root;
-  if (receives) {
-    if (recv == nullptr) Fail(kind::kValue, "gather: the root has nowhere to receive");
-    RequireType("gather", send, *recv);
-    if (recv->count != send.count * static_cast<size_t>(n)) {
-      Fail(kind::kValue, "gather: recv has ", recv->count, " elements, needed are ", n, " x ",
-           send.count);
-    }
-    RequireInPlaceOrApart("gather", send, *recv, recv->begin() + static_cast<size_t>(root) * part);
-  }
-  MovePlan plan{&send, receives ? recv->data : nullptr, part, {}, {}};
-  plan.give[root] = {0, 0, part};
+  const size_t part = call.send.bytes();
+  const bool receives = operation.place() == call.root;
+  MovePlan plan{&call.send, receives ? call.recv.data : nullptr, part, {}, {}};
+  plan.give[call.root] = {0, 0, part};
   for (int i = 0; receives && i < n; ++i) plan.take[i] = {0, static_cast<size_t>(i) * part, part};
-  kernels::Header header = HeaderOf(kernels::kGather, send.type, send.count, flags);
-  header.root = root;
-  Move(operation, "gather", header, plan);
+  Move(operation, call, HeaderOf(call), plan);
 }
 
-void CudaEndpoint::AllToAll(const Buffer& send, const SplitCounts& parts, TeamId team,
-                            uint8_t flags, const Buffer& recv) {
-  Operation operation(*this, team);
-  const auto n = static_cast<size_t>(operation.size());
-  const auto me = static_cast<size_t>(operation.place());
-  RequireParts(send, parts, n, me, recv);
-  RequireApart("all_to_all", send, recv);
-  const size_t width = send.type.bytes();
-  auto part = [&](size_t from, size_t to) {
-    return parts.empty() ? send.bytes() / n : static_cast<size_t>(parts[from * n + to]) * width;
+void CudaEndpoint::AllToAll(Operation& operation, const Call& call) {
+  const int n = operation.size();
+  const int me = operation.place();
+  const Division division(call.send, call.layout, n);
+  MovePlan plan{&call.send, call.recv.data, division.longest(), {}, {}};
+  for (int i = 0; i < n; ++i) {
+    plan.give[i] = {division.before(me, i), 0, division.part(me, i)};
+    plan.take[i] = {division.before(i, me), division.recv_offset(i, me), division.part(i, me)};
+  }
+  Move(operation, call, HeaderOf(call), plan);
+}
+
+void CudaEndpoint::RaggedAllToAll(Operation& operation, const Call& call) {
+  const char* const name = Name(call.collective);
+  const int n = operation.size();
+  const int me = operation.place();
+  if (operation.capturing) {
+    Fail(kind::kRuntime, name,
+         ": a CUDA graph is being captured, but the host has to read the counts; leave it out of"
+         " graphs");
+  }
+  // The host chooses the kernel and its grid by the counts of all members, so it waits for them.
+  auto read = [&](const void* data, size_t numbers) {
+    std::vector<int64_t> counts(numbers);
+    operation.Copy(counts.data(), data, numbers * sizeof(int64_t));
+    driver_.cuStreamSynchronize(name, operation.stream);
+    CheckRecord(*operation.member.record, &operation.member);
+    return counts;
   };
-  MovePlan plan{&send, recv.data, 0, {}, {}};
-  uint64_t elements = 0;
-  for (size_t i = 0; i < n; ++i) {
-    for (size_t j = 0; j < n; ++j) {
-      if (i != j) plan.longest = std::max(plan.longest, part(i, j));
-      if (!parts.empty()) elements += static_cast<uint64_t>(parts[i * n + j]);
-    }
+  const size_t numbers = call.counts.count;
+  CheckSentRows(call, read(call.counts.data, numbers).data(), n);
+  const size_t bytes = call.counts.bytes();
+  uint64_t offset = 0;
+  void* const scratch = operation.Scratch(static_cast<size_t>(n) * bytes, &offset);
+  MovePlan gather{&call.counts, scratch, bytes, {}, {}};
+  for (int i = 0; i < n; ++i) {
+    gather.give[i] = {0, 0, bytes};
+    gather.take[i] = {0, static_cast<size_t>(i) * bytes, bytes};
   }
-  size_t given = 0;
-  size_t taken = 0;
-  for (size_t i = 0; i < n; ++i) {
-    plan.give[i] = {given, 0, part(me, i)};
-    given += part(me, i);
-    size_t before = 0;
-    for (size_t j = 0; j < me; ++j) before += part(i, j);
-    plan.take[i] = {before, taken, part(i, me)};
-    taken += part(i, me);
+  kernels::Header header = HeaderOf(call);
+  const uint32_t mode = header.mode;
+  // The promise of the caller is about send.
+  header.mode = kernels::Mode(kernels::KindOf(mode), mode >> 8 & 0xff, 0);
+  Move(operation, call, header, gather);
+  const std::vector<int64_t> all = read(scratch, static_cast<size_t>(n) * numbers);
+  const std::vector<int64_t> received = ReceivedCounts(call, all, n, me);
+  CheckReceivedRows(call, received.data(), me);
+  const size_t part = bytes / static_cast<size_t>(n);
+  for (int i = 0; i < n; ++i) {
+    const size_t from = static_cast<size_t>(i) * bytes + static_cast<size_t>(me) * part;
+    operation.Copy(call.recv_counts.begin() + static_cast<size_t>(i) * part,
+                   static_cast<const uint8_t*>(scratch) + from, part);
   }
-  kernels::Header header =
-      HeaderOf(kernels::kAllToAll, send.type, parts.empty() ? send.count : elements, flags);
-  header.parts = HashOf(parts);
-  Move(operation, "all_to_all", header, plan);
+  const std::vector<int64_t> sizes = SplitSizes(call, all, n);
+  const Division division(call.send, sizes, n);
+  MovePlan plan{&call.send, call.recv.data, division.longest(), {}, {}};
+  for (int i = 0; i < n; ++i) {
+    plan.give[i] = {division.before(me, i), 0, division.part(me, i)};
+    plan.take[i] = {division.before(i, me), division.recv_offset(i, me), division.part(i, me)};
+  }
+  header.mode = mode;
+  ++header.parts;  // marks the second half
+  Move(operation, call, header, plan);
 }
 
-void CudaEndpoint::Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
-                           const Buffer& recv) {
-  Operation operation(*this, team);
-  RequireEqual("permute", send, recv);
-  RequireSources(sources, operation.size());
-  RequireApart("permute", send, recv);
-  const size_t bytes = send.bytes();
-  MovePlan plan{&send, recv.data, bytes, {}, {}};
+void CudaEndpoint::Permute(Operation& operation, const Call& call) {
+  const NumberView& sources = call.layout;
+  const size_t bytes = call.send.bytes();
+  MovePlan plan{&call.send, call.recv.data, bytes, {}, {}};
   for (size_t i = 0; i < sources.size(); ++i) {
     if (sources[i] == operation.place()) plan.give[i] = {0, 0, bytes};
   }
@@ -247,11 +227,9 @@ void CudaEndpoint::Permute(const Buffer& send, const Sources& sources, TeamId te
   if (source >= 0) {
     plan.take[source] = {0, 0, bytes};
   } else if (bytes > 0) {
-    driver_.cuMemsetD8Async("permute", AddressOf(recv.data), 0, bytes, operation.stream);
+    driver_.cuMemsetD8Async("permute", AddressOf(call.recv.data), 0, bytes, operation.stream);
   }
-  kernels::Header header = HeaderOf(kernels::kPermute, send.type, send.count, flags);
-  header.parts = HashOf(sources);
-  Move(operation, "permute", header, plan);
+  Move(operation, call, HeaderOf(call), plan);
 }
 
 }  // namespace tvm_ipc::cuda

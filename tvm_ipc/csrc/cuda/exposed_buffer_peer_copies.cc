@@ -95,7 +95,7 @@ ExposedBuffer CudaEndpoint::Expose(const Buffer& tensor, TeamId team,
   // device.
   auto launch = [&](uint32_t number) {
     kernels::ExposeArgs args{operation.member.args,
-                             HeaderOf(kernels::kExpose, tensor.type, tensor.count, 0), number,
+                             HeaderOf(kernels::kExpose, tensor.type, tensor.count), number,
                              operation.place()};
     operation.Launch("expose", kernels_->expose, kernels::LaunchMeet(operation.limits()), &args);
   };
@@ -117,10 +117,9 @@ PeerMemory CudaEndpoint::PeerView(ExposedBuffer& exposed, int64_t shift) {
   if (arrived == nullptr) {
     Stream const beside = copy_stream_->get();
     landing.exposed.Await(beside);
-    kernels::ExposeArgs args{
-        operation.member.args,
-        HeaderOf(kernels::kExpose, exposed.memory.type, exposed.memory.count, 0), exposed.number,
-        place};
+    kernels::ExposeArgs args{operation.member.args,
+                             HeaderOf(kernels::kExpose, exposed.memory.type, exposed.memory.count),
+                             exposed.number, place};
     Launch("peer_view", kernels_->await, kernels::LaunchMeet(operation.limits()), beside, &args);
     const auto* const from =
         operation.member.args.region[place] + static_cast<size_t>(theirs.offset);
@@ -143,8 +142,7 @@ void CudaEndpoint::Release(TeamId team, const std::vector<const ExposedBuffer*>&
       if (arrived != nullptr) arrived->Await(operation.stream);
     }
   }
-  kernels::BarrierArgs args{operation.member.args,
-                            HeaderOf(kernels::kBarrier, {}, numbers.size(), 0)};
+  kernels::BarrierArgs args{operation.member.args, HeaderOf(kernels::kBarrier, {}, numbers.size())};
   barrier.exposed_buffers().Release(std::move(numbers), [&] {
     operation.LaunchMet("release", kernels_->meet, kernels::LaunchMeet(operation.limits()), &args);
   });

@@ -20,30 +20,15 @@ namespace {
 
 OpName NameOf(uint32_t operation) {
   switch (operation) {
+#define TVM_IPC_NAME_1(Name) \
+  case kernels::k##Name:     \
+    return TraitsOf(Collective::k##Name).op;
+#define TVM_IPC_NAME(Name, text, relation, mpi, cuda, ...) TVM_IPC_IF_##cuda(TVM_IPC_NAME_1(Name))
+    TVM_IPC_COLLECTIVES(TVM_IPC_NAME)
+#undef TVM_IPC_NAME
+#undef TVM_IPC_NAME_1
     case kernels::kBarrier:
       return "meeting";
-    case kernels::kAllReduce:
-      return "allreduce";
-    case kernels::kReduceScatter:
-      return "reduce_scatter";
-    case kernels::kReduce:
-      return "reduce";
-    case kernels::kAllReduceRms:
-      return "allreduce_rms";
-    case kernels::kAllReduceLayer:
-      return "allreduce_layer";
-    case kernels::kAllGather:
-      return "allgather";
-    case kernels::kBroadcast:
-      return "broadcast";
-    case kernels::kScatter:
-      return "scatter";
-    case kernels::kGather:
-      return "gather";
-    case kernels::kAllToAll:
-      return "all_to_all";
-    case kernels::kPermute:
-      return "permute";
     case kernels::kSend:
       return "send";
     case kernels::kExpose:
@@ -68,7 +53,7 @@ Descriptor DescriptorOf(const kernels::Header& header, const Member* member) {
   Descriptor descriptor;
   descriptor.op = NameOf(header.operation);
   descriptor.reduces =
-      header.operation >= kernels::kAllReduce && header.operation <= kernels::kAllReduceLayer;
+      header.operation >= kernels::kAllReduce && header.operation <= kernels::kAllReduceLayerNorm;
   descriptor.kind = static_cast<ReduceKind>(kernels::KindOf(header.mode));
   descriptor.strategy = static_cast<int8_t>((header.mode >> 8 & 0xff) - 1);
   descriptor.flags = static_cast<uint8_t>(kernels::FlagsOf(header.mode));

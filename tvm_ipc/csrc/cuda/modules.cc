@@ -97,7 +97,9 @@ std::string ArchitectureFor(int capability, std::string* why) {
 
 bool IsReduced(ElementType type, ReduceKind kind) {
   const int index = KnownIndexOf(type);
-  return index >= 0 && !(index == kBool && kind == ReduceKind::kAvg);
+  if (index < 0) return false;
+  if (IsBitwise(kind)) return index != kBool && type.code <= 1;  // DLPack's codes of integers
+  return !(index == kBool && kind == ReduceKind::kAvg);
 }
 
 uint32_t FloatTypeOf(const char* operation, ElementType type) {
@@ -192,7 +194,7 @@ const TypeKernels& Kernels::OfReduction(const char* operation, ElementType type,
                                         ReduceKind kind) const {
   if (IsReduced(type, kind)) return types_[KnownIndexOf(type)];
   Fail(kind::kType, operation, ": ", tvm_ipc::Name(kind), " of ", tvm_ipc::Name(type),
-       " is not supported; cast to a type that is, such as float32");
+       " is not supported; cast to a type that is, such as ", SupportedTypeOf(kind));
 }
 
 const TypeKernels& Kernels::OfNorm(const char* operation, ElementType type) const {

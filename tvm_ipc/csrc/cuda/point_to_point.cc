@@ -16,7 +16,6 @@
 #include <algorithm>
 
 #include "core/point_to_point_waits_and_errors.h"
-#include "core/wait.h"
 #include "cuda/cuda_endpoint.h"
 
 namespace tvm_ipc::cuda {
@@ -24,40 +23,6 @@ namespace tvm_ipc::cuda {
 namespace {
 
 constexpr uint64_t kPieceBytes = kernels::kLanes * kernels::kPacketBytes;
-
-/*! \brief One end of a message on the host. Both ends number its pieces. */
-class MessageOnHost {
- public:
-  MessageOnHost(Rank& rank, const Link& link, const Buffer& buffer, int peer)
-      : rank_(rank),
-        channel_(link.channel),
-        number_(link.packet),
-        mine_(DescribeMessage(buffer)),
-        peer_(peer) {}
-
-  void BeforeSend() {
-    AwaitMessage(rank_, channel_.taken, ++number_ - 2, channel_.sender_sleeps, mine_, "send to",
-                 peer_);
-  }
-  void AfterSend() {
-    Slot& slot = channel_.slot[number_ & 1];
-    slot.descriptor = mine_;
-    Publish(slot.seq, number_, channel_.receiver_sleeps);
-  }
-  void BeforeReceive() {
-    Slot& slot = channel_.slot[++number_ & 1];
-    AwaitMessage(rank_, slot.seq, number_, channel_.receiver_sleeps, mine_, "receive from", peer_);
-    if (!slot.descriptor.Agrees(mine_)) FailMessage(rank_, peer_, slot.descriptor, mine_);
-  }
-  void AfterReceive() { Publish(channel_.taken, number_, channel_.sender_sleeps); }
-
- private:
-  Rank& rank_;
-  Channel& channel_;
-  uint32_t& number_;
-  const Descriptor mine_;
-  const int peer_;
-};
 
 }  // namespace
 
@@ -67,7 +32,7 @@ kernels::MessageArgs CudaEndpoint::MessageOf(const Buffer& buffer, int peer) {
   CheckRecord(*record, nullptr);
   kernels::MessageArgs args{};
   args.guard = GuardOf(&regions_->channels(rank_.id())->failed, record);
-  args.header = HeaderOf(kernels::kSend, buffer.type, buffer.count, 0);
+  args.header = HeaderOf(kernels::kSend, buffer.type, buffer.count);
   args.peer = peer;
   args.bytes = buffer.bytes();
   return args;
@@ -97,11 +62,15 @@ void CudaEndpoint::RunMessage(const Buffer& buffer, int peer, bool sends) {
            enqueuing.stream(), &args);
   };
   if (!meets_ || capturing) return launch(0, buffer.bytes());
-  MessageOnHost message(rank_, link, buffer, peer);
+  MessageEnd message(rank_, link, buffer, peer);
   for (uint64_t at = 0; at < buffer.bytes() || at == 0; at += kPieceBytes) {
-    sends ? message.BeforeSend() : message.BeforeReceive();
+    if (sends) {
+      message.AwaitSlot();
+    } else {
+      message.AwaitPacket();
+    }
     launch(at, std::min(buffer.bytes() - at, kPieceBytes));
-    sends ? message.AfterSend() : message.AfterReceive();
+    sends ? message.PublishPacket() : message.PublishTaken();
   }
 }
 

@@ -318,6 +318,17 @@ bool WaitLeft(Session session, double seconds) {
 
 ffi::ObjectRef SessionOf(DRef reference) { return reference->session; }
 
+ffi::Function WeakReference(Session session) {
+  using Unsafe = ffi::details::ObjectUnsafe;
+  ffi::WeakObjectPtr<ffi::Object> weak(Unsafe::ObjectPtrFromObjectRef<ffi::Object>(session));
+  return ffi::Function::FromTyped([weak](bool keep) {
+    auto locked = weak.lock();
+    if (locked == nullptr) return false;
+    if (keep) Unsafe::MoveObjectPtrToTVMFFIObjectPtr(std::move(locked));  // never released
+    return true;
+  });
+}
+
 int RankHere(ffi::Optional<Session> session) {
   const std::string& invitation = worker::OwnInvitation();
   if (invitation.empty() || !session.has_value()) return -1;

@@ -80,6 +80,12 @@ bool WaitLeft(Session session, double seconds);
 void FailAtExit();
 /*! \brief Return the session of a reference; null if it was detached. */
 tvm::ffi::ObjectRef SessionOf(tvm::runtime::DRef reference);
+/*! \brief Return a function that returns whether the session still exists.
+ *
+ * If its argument is true, the session is never destroyed, as forked children need it: its
+ * destructor would join threads that they do not have. While the function exists, no other
+ * object has the address of the session. */
+tvm::ffi::Function WeakReference(tvm::runtime::Session session);
 /*! \brief Return the rank of the calling thread if it is a worker of the session; otherwise -1. */
 int RankHere(tvm::ffi::Optional<Session> session);
 /*! \brief Store a value for worker 0, a thread of this process; return its key. */

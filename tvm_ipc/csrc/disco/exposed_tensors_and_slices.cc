@@ -51,7 +51,7 @@ std::vector<Buffer> Tensors(const Rank& rank, const char* function, const ffi::P
   std::vector<Buffer> tensors;
   for (int i = first; i < args.size() || i == first; ++i) {
     const auto tensor = Argument<ffi::TensorView>(function, args, i, "a tensor");
-    tensors.push_back(ViewBuffer(rank, Text(function, ": argument ", i).c_str(), tensor));
+    tensors.push_back(ViewBuffer(rank, tensor, function, ": argument ", i));
   }
   return tensors;
 }
@@ -83,8 +83,8 @@ class SliceOffsets {
 }  // namespace
 
 ffi::Any ExposeTensor(Rank& rank, ffi::Tensor tensor, TeamArgument team) {
-  const Buffer buffer = ViewBuffer(rank, "expose: the tensor", tensor);
-  const TeamId id = TeamFor(rank, team);
+  const Buffer buffer = ViewBuffer(rank, tensor, "expose: the tensor");
+  const TeamId id = TeamFor(rank, "expose", team);
   auto keep = std::make_shared<ffi::Tensor>(std::move(tensor));
   return ffi::ObjectRef(
       ffi::make_object<ExposedTensor>(rank.endpoint().Expose(buffer, id, std::move(keep))));
@@ -116,7 +116,8 @@ ffi::Tensor PeerViewTensor(Rank& rank, ffi::Any value, int64_t shift, ffi::Shape
 
 void ReleaseTensors(ffi::PackedArgs args, ffi::Any* result) {
   Rank& rank = RequireRank();
-  const TeamId team = TeamFor(rank, Argument<TeamArgument>("release", args, 0, kTeamWanted));
+  const TeamId team =
+      TeamFor(rank, "release", Argument<TeamArgument>("release", args, 0, kTeamWanted));
   std::vector<const ExposedBuffer*> exposed;
   for (int i = 1; i < args.size(); ++i) exposed.push_back(&ExposedOf("release", args[i]));
   rank.endpoint().Release(team, exposed);
@@ -124,7 +125,7 @@ void ReleaseTensors(ffi::PackedArgs args, ffi::Any* result) {
 
 ffi::Tensor OwnSliceTensor(Rank& rank, ffi::Tensor tensor, TeamArgument team, int64_t shift,
                            int64_t stride, int64_t offset, ffi::Shape shape) {
-  const SliceOffsets offset_of(rank, "own_slice", TeamFor(rank, team));
+  const SliceOffsets offset_of(rank, "own_slice", TeamFor(rank, "own_slice", team));
   return ViewFor("own_slice", std::move(tensor), offset_of(shift, stride, offset),
                  std::move(shape));
 }
@@ -134,7 +135,7 @@ void ReduceSlices(ffi::PackedArgs args, ffi::Any* result) {
   Rank& rank = RequireRank();
   const ReduceKind kind =
       ReduceKindOf(kName, Argument<int64_t>(kName, args, 0, "the number of a reduction"));
-  const TeamId team = TeamFor(rank, Argument<TeamArgument>(kName, args, 1, kTeamWanted));
+  const TeamId team = TeamFor(rank, kName, Argument<TeamArgument>(kName, args, 1, kTeamWanted));
   std::vector<Buffer> slices = Tensors(rank, kName, args, 2);
   const Buffer recv = slices.back();
   slices.pop_back();
@@ -144,8 +145,8 @@ void ReduceSlices(ffi::PackedArgs args, ffi::Any* result) {
 void AssembleSlices(ffi::PackedArgs args, ffi::Any* result) {
   constexpr const char* kName = "assemble";
   Rank& rank = RequireRank();
-  const SliceOffsets offset_of(rank, kName,
-                               TeamFor(rank, Argument<TeamArgument>(kName, args, 0, kTeamWanted)));
+  const SliceOffsets offset_of(
+      rank, kName, TeamFor(rank, kName, Argument<TeamArgument>(kName, args, 0, kTeamWanted)));
   const auto positions =
       Argument<ffi::Shape>(kName, args, 1, "a shape with three numbers for each slice");
   std::vector<Buffer> slices = Tensors(rank, kName, args, 2);

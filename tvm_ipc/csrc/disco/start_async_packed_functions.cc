@@ -45,7 +45,7 @@ const std::pair<const std::string, ffi::Function>& Find(const std::string& name)
 }
 
 /*! \brief A function, and the arguments that it is called with. */
-struct Call {
+struct BoundFunction {
   ffi::Function function;
   std::vector<ffi::Any> arguments;
 
@@ -68,7 +68,7 @@ void Start(ffi::PackedArgs args, ffi::Any* result) {
     Fail(kind::kType, "start: the first argument is the name of a function");
   }
   const auto& [name, function] = Find(std::string(args[0].cast<ffi::String>()));
-  Call call{function, {}};
+  BoundFunction call{function, {}};
   for (int i = 1; i < args.size(); ++i) {
     if (args[i].type_index() == ffi::TypeIndex::kTVMFFIDLTensorPtr) {
       Fail(kind::kType, "start: argument ", i, " of ", name,

@@ -172,8 +172,8 @@ void CopyTensor(ffi::Tensor source, ffi::Tensor target) {
     tvm::runtime::Tensor::CopyFromTo(from, to);
     return;
   }
-  rank->endpoint().Copy(ViewBuffer(*rank, "copy: source", from),
-                        ViewBuffer(*rank, "copy: target", to));
+  rank->endpoint().Copy(ViewBuffer(*rank, from, "copy: source"),
+                        ViewBuffer(*rank, to, "copy: target"));
 }
 
 void ClearArena() {
@@ -199,6 +199,8 @@ ffi::String ArenaStatistics() {
   json.Set("growths", static_cast<int64_t>(stats.growths));
   return ffi::json::Stringify(json);
 }
+
+int64_t BytesReceived() { return static_cast<int64_t>(RequireRank().endpoint().BytesReceived()); }
 
 int64_t ArenaOffset(ffi::Tensor tensor) {
   const DLTensor* view = tensor.GetDLTensorPtr();

@@ -34,6 +34,8 @@ void ClearArena();
 tvm::ffi::String ArenaStatistics();
 /*! \brief Return the offset of a tensor's data in the arena; -1 if it is elsewhere. */
 int64_t ArenaOffset(tvm::ffi::Tensor tensor);
+/*! \brief Return the number of bytes that the caller's collectives have received from others. */
+int64_t BytesReceived();
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_DISCO_STORAGE_H_

@@ -31,20 +31,22 @@ inline DLDevice DeviceOf(const Rank& rank) {
   return {static_cast<DLDeviceType>(type), rank.options().device};
 }
 
-/*! \brief View a contiguous tensor on the rank's device as a buffer; `what` names it in errors. */
-inline Buffer ViewBuffer(const Rank& rank, const char* what, const tvm::ffi::TensorView& tensor) {
+/*! \brief View a contiguous tensor on the rank's device as a buffer; `name` is put together to its
+ *         name in errors. */
+template <typename... Name>
+Buffer ViewBuffer(const Rank& rank, const tvm::ffi::TensorView& tensor, const Name&... name) {
   const DLDevice device = tensor.device();
   const DLDevice wanted = DeviceOf(rank);
   // The CPU's device number does not matter.
   const bool here = device.device_type == wanted.device_type &&
                     (device.device_id == wanted.device_id || wanted.device_type == kDLCPU);
   if (!here) {
-    Fail(kind::kValue, what, " is on ", NameOf(device), "; the backend ", rank.backend().name(),
+    Fail(kind::kValue, name..., " is on ", NameOf(device), "; the backend ", rank.backend().name(),
          " works on tensors of ", NameOf(wanted), ", the device of rank ", rank.id(),
          ": copy it there");
   }
   if (!tensor.IsContiguous()) {
-    Fail(kind::kValue, what, " is not contiguous; make a contiguous copy first");
+    Fail(kind::kValue, name..., " is not contiguous; make a contiguous copy first");
   }
   const DLDataType dtype = tensor.dtype();
   Buffer buffer;

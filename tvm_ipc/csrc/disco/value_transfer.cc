@@ -57,7 +57,7 @@ Tensor TakeHostTensor(const char* what, int64_t key, const ffi::Optional<Tensor>
 void SendArray(Rank& rank, const Tensor& array, int receiver) {
   const DLTensor* view = array.operator->();
   if (view->device.device_type == DeviceOf(rank).device_type) {
-    return rank.endpoint().Send(ViewBuffer(rank, "the controller's array", view), receiver);
+    return rank.endpoint().Send(ViewBuffer(rank, view, "the controller's array"), receiver);
   }
   Buffer host;
   host.data = static_cast<uint8_t*>(view->data) + view->byte_offset;
@@ -130,7 +130,7 @@ void CopyFromHost(int64_t key, int receiver, ffi::Optional<Tensor> target) {
            ": it has no tensor there; the call that"
            " should have made it returned nothing");
     }
-    rank.endpoint().Receive(ViewBuffer(rank, "the worker's tensor", target.value().operator->()),
+    rank.endpoint().Receive(ViewBuffer(rank, target.value().operator->(), "the worker's tensor"),
                             0);
   }
 }

@@ -188,8 +188,15 @@ void Guard(ffi::PackedArgs args, ffi::Any* result) {
            "; the call that should have created it failed, or was skipped after an error");
     }
     function->CallPacked(args.Slice(1), result);
+    if (rank.endpoint().LeaveStreams()) {
+      Fail(kind::kRuntime,
+           "a function returned on another stream than the one on which it began;"
+           " call tvm_ipc.set_stream(0) at its end, and wait for the other streams");
+    }
     rank.endpoint().FinishCommand();
   });
+  // After an error the thread may still be on another stream.
+  WithoutErrors([&] { rank.endpoint().LeaveStreams(); });
 }
 
 void Done(int64_t ticket) {
@@ -280,10 +287,12 @@ ffi::Optional<Tensor> EmptyResult(ffi::String collective, ffi::Optional<Tensor> 
   }
   const ffi::Shape sent = source.value().Shape();
   std::vector<int64_t> shape(sent.begin(), sent.end());
-  if (name == "allgather" || name == "gather_to_worker0") {
+  const std::optional<Collective> found = FindCollective(name);
+  const Relation relation = found ? TraitsOf(*found).relation : Relation::kEqual;
+  if (relation == Relation::kRecvIsLarger) {
     if (shape.empty()) shape.push_back(1);
     shape[0] *= members;
-  } else if (name == "reduce_scatter") {
+  } else if (relation == Relation::kSendIsLarger) {
     if (shape.empty() || shape[0] % members != 0) {
       Fail(kind::kValue, name, ": src has ", shape.empty() ? "no axis" : "a first axis of extent ",
            shape.empty() ? "" : std::to_string(shape[0]), ", and the result is one of ", members,

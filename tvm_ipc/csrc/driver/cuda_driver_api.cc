@@ -2,8 +2,6 @@
 /*! \file cuda_driver_api.cc */
 #include "driver/cuda_driver_api.h"
 
-#include <dlfcn.h>
-
 #include <string>
 
 #include "core/error.h"
@@ -105,13 +103,12 @@ struct Found {
   }
 };
 
-const char* Driver::Take(void* library) {
+const char* Driver::Take(const DynamicLibrary& library) {
   const char* missing = nullptr;
   auto take = [&](auto* function, const char* name) {
     function->name_ = name;
     function->waits_ = Waits(name);
-    function->call_ = reinterpret_cast<decltype(function->call_)>(dlsym(library, name));
-    return function->exists();
+    return library.Find(name, &function->call_);
   };
 #define TVM_IPC_TAKE(name, ...) \
   if (!take(&(name), #name) && missing == nullptr) missing = #name;
@@ -124,11 +121,9 @@ const char* Driver::Take(void* library) {
 }
 
 std::string Driver::Start() {
-  // The library is never closed: it has its own threads, and functions that run at process exit.
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* error = dlerror();
-    return Text("NVIDIA's driver was not found: ", error == nullptr ? "no reason given" : error,
+  const DynamicLibrary library("libcuda.so.1");
+  if (!library.error().empty()) {
+    return Text("NVIDIA's driver was not found: ", library.error(),
                 "; install it, or start the container with it");
   }
   if (const char* missing = Take(library)) {

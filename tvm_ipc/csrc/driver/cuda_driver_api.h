@@ -17,6 +17,8 @@
 #include <shared_mutex>
 #include <string>
 
+#include "core/dynamic_library.h"
+
 namespace tvm_ipc::cuda {
 
 /*! \brief An address in device memory. */
@@ -248,7 +250,7 @@ class Driver {
   /*! \brief Load and initialise the driver. Return why that fails, or "". */
   std::string Start();
   /*! \brief Load all functions. Return the first required one that is missing, or nullptr. */
-  const char* Take(void* library);
+  const char* Take(const DynamicLibrary& library);
 
   int version_ = 0;
   int num_devices_ = 0;

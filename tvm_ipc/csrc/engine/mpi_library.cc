@@ -2,28 +2,22 @@
 /*! \file mpi_library.cc */
 #include "engine/mpi_library.h"
 
-#include <dlfcn.h>
-
-#include <type_traits>
-
+#include "core/dynamic_library.h"
 #include "core/error.h"
 
 namespace tvm_ipc::engine {
 
 MpiFunctions FindMpi(const std::string& path) {
-  void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
-  if (library == nullptr) {
+  const DynamicLibrary library(path, RTLD_LAZY | RTLD_NOLOAD);
+  if (!library.error().empty()) {
     Fail(kind::kRuntime, "this process has not loaded ", path,
          ", which is to have MPI's functions");
   }
   MpiFunctions found;
   auto take = [&](auto* function, const char* name) {
-    void* symbol = dlsym(library, name);
-    if (symbol == nullptr) {
-      Fail(kind::kRuntime, path, " and what it needs have no function ", name,
-           "; needed is an MPI of version 3 or newer, such as that of the extra `mpi` of tvm-ipc");
-    }
-    *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(symbol);
+    if (library.Find(name, function)) return;
+    Fail(kind::kRuntime, path, " and what it needs have no function ", name,
+         "; needed is an MPI of version 3 or newer, such as that of the extra `mpi` of tvm-ipc");
   };
 #define TVM_IPC_TAKE(name, ...) take(&found.name, "MPI_" #name);
   TVM_IPC_MPI_FUNCTIONS(TVM_IPC_TAKE)

@@ -5,108 +5,78 @@
  */
 #include <algorithm>
 
-#include "core/collective_step_barrier.h"
+#include "core/all_to_all_layout.h"
+#include "core/ragged_rows.h"
 #include "mpi/internode_collectives.h"
 #include "mpi/run_move.h"
-#include "shm/all_to_all_layout.h"
-#include "shm/argument_checks.h"
 
 namespace tvm_ipc::internode {
 
 namespace {
 
-Descriptor Describe(const OpName& op, ElementType type, size_t count, uint8_t flags,
-                    int root = -1) {
-  Descriptor descriptor;
-  descriptor.op = op;
-  descriptor.flags = flags;
-  descriptor.type = type;
-  descriptor.count = count;
-  descriptor.root = root;
-  return descriptor;
-}
-
-SliceOfTeam SliceIn(const NodeLayout& layout) { return {layout.size(), layout.me}; }
-
 uint64_t BitOf(int place) { return uint64_t{1} << place; }
 
 uint64_t All(const NodeLayout& layout) { return ~uint64_t{0} >> (64 - layout.size()); }
 
-void Run(const Call& call, const Descriptor& mine, const std::vector<Stream>& streams,
-         const uint8_t* send, uint8_t* recv) {
-  InternodeTeam internode_team(call.rank, call.layout);
-  RunMove(call.ring, internode_team, mine, streams, send, recv);
+void Run(const Context& context, const Call& call, const std::vector<Stream>& streams) {
+  InternodeTeam internode_team(context.rank, context.layout);
+  RunMove(context.ring, internode_team, context.Describe(call), streams, call.send.begin(),
+          call.recv.begin());
 }
 
 }  // namespace
 
-void AllGather(const Call& call, const Buffer& send, uint8_t flags, const Buffer& recv) {
-  const NodeLayout& layout = call.layout;
-  CheckAllGather(send, recv, SliceIn(layout));
+void AllGather(const Context& context, const Call& call) {
+  const NodeLayout& layout = context.layout;
+  const size_t bytes = call.send.bytes();
   std::vector<Stream> streams;
   for (int i = 0; i < layout.size(); ++i) {
-    streams.push_back({i, All(layout), send.bytes(), 0, static_cast<size_t>(i) * send.bytes()});
+    streams.push_back({i, All(layout), bytes, 0, static_cast<size_t>(i) * bytes});
   }
-  Run(call, Describe("allgather", send.type, send.count, flags), streams, send.begin(),
-      recv.begin());
+  Run(context, call, streams);
 }
 
-void Broadcast(const Call& call, const Buffer* send, int root, uint8_t flags, const Buffer& recv) {
-  const NodeLayout& layout = call.layout;
-  CheckRoot("broadcast", root, layout.size());
-  const bool sends = layout.me == root;
-  CheckBroadcast(send, sends, recv);
-  Run(call, Describe("broadcast", recv.type, recv.count, flags, layout.ranks[root]),
-      {{root, All(layout), recv.bytes(), 0, 0}}, sends ? send->begin() : nullptr, recv.begin());
+void Broadcast(const Context& context, const Call& call) {
+  Run(context, call, {{call.root, All(context.layout), call.recv.bytes(), 0, 0}});
 }
 
-void Scatter(const Call& call, const Buffer* send, int root, uint8_t flags, const Buffer& recv) {
-  const NodeLayout& layout = call.layout;
-  CheckRoot("scatter", root, layout.size());
-  const bool sends = layout.me == root;
-  CheckScatter(send, sends, recv, SliceIn(layout));
+void Scatter(const Context& context, const Call& call) {
+  const size_t bytes = call.recv.bytes();
   std::vector<Stream> streams;
-  for (int i = 0; i < layout.size(); ++i) {
-    streams.push_back({root, BitOf(i), recv.bytes(), static_cast<size_t>(i) * recv.bytes(), 0});
+  for (int i = 0; i < context.layout.size(); ++i) {
+    streams.push_back({call.root, BitOf(i), bytes, static_cast<size_t>(i) * bytes, 0});
   }
-  Run(call, Describe("scatter", recv.type, recv.count, flags, layout.ranks[root]), streams,
-      sends ? send->begin() : nullptr, recv.begin());
+  Run(context, call, streams);
 }
 
-void Gather(const Call& call, const Buffer& send, int root, uint8_t flags, const Buffer* recv) {
-  const NodeLayout& layout = call.layout;
-  CheckRoot("gather", root, layout.size());
-  const bool receives = layout.me == root;
-  CheckGather(send, receives, recv, SliceIn(layout));
+void Gather(const Context& context, const Call& call) {
+  const size_t bytes = call.send.bytes();
   std::vector<Stream> streams;
-  for (int i = 0; i < layout.size(); ++i) {
-    streams.push_back({i, BitOf(root), send.bytes(), 0, static_cast<size_t>(i) * send.bytes()});
+  for (int i = 0; i < context.layout.size(); ++i) {
+    streams.push_back({i, BitOf(call.root), bytes, 0, static_cast<size_t>(i) * bytes});
   }
-  Run(call, Describe("gather", send.type, send.count, flags, layout.ranks[root]), streams,
-      send.begin(), receives ? recv->begin() : nullptr);
+  Run(context, call, streams);
 }
 
-void Permute(const Call& call, const Buffer& send, const Sources& sources, uint8_t flags,
-             const Buffer& recv) {
-  const NodeLayout& layout = call.layout;
-  CheckPermute(send, sources, recv, SliceIn(layout));
+void Permute(const Context& context, const Call& call) {
+  const NodeLayout& layout = context.layout;
+  const NumberView& sources = call.layout;
   std::vector<Stream> streams;
-  for (int i = 0; i < layout.size(); ++i) streams.push_back({i, 0, send.bytes(), 0, 0});
+  for (int i = 0; i < layout.size(); ++i) streams.push_back({i, 0, call.send.bytes(), 0, 0});
   for (int i = 0; i < layout.size(); ++i) {
     if (sources[i] >= 0) streams[sources[i]].to |= BitOf(i);
   }
-  Descriptor mine = Describe("permute", send.type, send.count, flags);
-  mine.layout_hash = HashOf(sources);
-  Run(call, mine, streams, send.begin(), recv.begin());
-  if (sources[layout.me] < 0) std::fill_n(recv.begin(), recv.bytes(), uint8_t{0});
+  Run(context, call, streams);
+  if (sources[layout.me] < 0) std::fill_n(call.recv.begin(), call.recv.bytes(), uint8_t{0});
 }
 
-void AllToAll(const Call& call, const Buffer& send, const SplitCounts& parts, uint8_t flags,
-              const Buffer& recv) {
-  const NodeLayout& layout = call.layout;
+namespace {
+
+/*! \brief Run an all-to-all with these split sizes. */
+void RunSplits(const Context& context, const Call& call, const NumberView& sizes) {
+  const NodeLayout& layout = context.layout;
   const int n = layout.size();
-  CheckAllToAll(send, parts, recv, SliceIn(layout));
-  const Division division(send, parts, n);
+  const Division division(call.send, sizes, n);
   std::vector<Stream> streams;
   for (int i = 0; i < n; ++i) {
     const size_t into = division.recv_offset(i, layout.me);
@@ -116,10 +86,33 @@ void AllToAll(const Call& call, const Buffer& send, const SplitCounts& parts, ui
       from += division.part(i, j);
     }
   }
-  Descriptor mine =
-      Describe("all_to_all", send.type, parts.empty() ? send.count : division.elements(), flags);
-  mine.layout_hash = HashOf(parts);
-  Run(call, mine, streams, send.begin(), recv.begin());
+  Run(context, call, streams);
+}
+
+}  // namespace
+
+void AllToAll(const Context& context, const Call& call) { RunSplits(context, call, call.layout); }
+
+void RaggedAllToAll(const Context& context, const Call& call) {
+  const NodeLayout& layout = context.layout;
+  const int n = layout.size();
+  const size_t numbers = call.counts.count;
+  const size_t bytes = call.counts.bytes();
+  CheckSentRows(call, static_cast<const int64_t*>(call.counts.data), n);
+  std::vector<int64_t> all(static_cast<size_t>(n) * numbers);
+  std::vector<Stream> streams;
+  for (int i = 0; i < n; ++i) {
+    streams.push_back({i, All(layout), bytes, 0, static_cast<size_t>(i) * bytes});
+  }
+  {
+    InternodeTeam internode_team(context.rank, layout);
+    RunMove(context.ring, internode_team, context.Describe(call), streams, call.counts.begin(),
+            reinterpret_cast<uint8_t*>(all.data()));
+  }
+  const std::vector<int64_t> received = ReceivedCounts(call, all, n, layout.me);
+  CheckReceivedRows(call, received.data(), layout.me);
+  std::copy(received.begin(), received.end(), static_cast<int64_t*>(call.recv_counts.data));
+  RunSplits(context, call, SplitSizes(call, all, n));
 }
 
 }  // namespace tvm_ipc::internode

@@ -19,29 +19,21 @@ class InternodeRing;
 namespace internode {
 
 /*! \brief The rank, its internode ring, and the team. */
-struct Call {
+struct Context {
   Rank& rank;
   InternodeRing& ring;
   const NodeLayout& layout;
+
+  /*! \brief Return the descriptor of a call. */
+  Descriptor Describe(const Call& call) const {
+    return DescriptorOf(call, layout.ranks[static_cast<size_t>(call.root)]);
+  }
 };
 
-void AllReduce(const Call& call, const Buffer& send, ReduceKind kind, Strategy strategy,
-               uint8_t flags, const Buffer& recv);
-void AllReduceNorm(const Call& call, const Buffer& send, const Buffer& residual, const Norm& norm,
-                   Strategy strategy, uint8_t flags, const Buffer& residual_out,
-                   const Buffer& norm_out);
-void ReduceScatter(const Call& call, const Buffer& send, ReduceKind kind, uint8_t flags,
-                   const Buffer& recv);
-void Reduce(const Call& call, const Buffer& send, ReduceKind kind, int root, uint8_t flags,
-            const Buffer* recv);
-void AllToAll(const Call& call, const Buffer& send, const SplitCounts& parts, uint8_t flags,
-              const Buffer& recv);
-void Permute(const Call& call, const Buffer& send, const Sources& sources, uint8_t flags,
-             const Buffer& recv);
-void AllGather(const Call& call, const Buffer& send, uint8_t flags, const Buffer& recv);
-void Broadcast(const Call& call, const Buffer* send, int root, uint8_t flags, const Buffer& recv);
-void Scatter(const Call& call, const Buffer* send, int root, uint8_t flags, const Buffer& recv);
-void Gather(const Call& call, const Buffer& send, int root, uint8_t flags, const Buffer* recv);
+#define TVM_IPC_DECLARE(Name, text, relation, mpi, ...) \
+  TVM_IPC_IF_##mpi(void Name(const Context& context, const Call& call);)
+TVM_IPC_COLLECTIVES(TVM_IPC_DECLARE)
+#undef TVM_IPC_DECLARE
 
 /*! \brief Send to, and receive from, a rank of another node. */
 void Send(Rank& rank, InternodeRing& ring, const Buffer& send, int receiver);

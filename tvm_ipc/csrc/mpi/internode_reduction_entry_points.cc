@@ -7,7 +7,6 @@
 
 #include "mpi/internode_collectives.h"
 #include "mpi/pipelined_internode_reduce.h"
-#include "shm/argument_checks.h"
 #include "shm/select_kernels_by_instruction_set.h"
 
 namespace tvm_ipc::internode {
@@ -35,68 +34,42 @@ class Section final : public Sink {
   const size_t first_;
 };
 
-Descriptor Describe(const OpName& op, const Buffer& send, ReduceKind kind, uint8_t flags) {
-  Descriptor mine;
-  mine.op = op;
-  mine.reduces = true;
-  mine.kind = kind;
-  mine.flags = flags;
-  mine.type = send.type;
-  mine.count = send.count;
-  return mine;
-}
-
-int8_t Number(Strategy strategy) {
-  return static_cast<int8_t>(strategy == Strategy::kDefault ? Strategy::kAuto : strategy);
+/*! \brief Reduce, and store the wanted elements of the result from `first` on in recv. */
+void ReduceTo(const Buffer& recv, size_t first, const Context& context, const Call& call,
+              ResultRecipients wanted) {
+  RequireReduce(Name(call.collective), call.send.type, call.kind);
+  InternodeTeam internode_team(context.rank, context.layout);
+  Section section(recv, first);
+  ReduceInternode(context.ring, internode_team, call.send, context.Describe(call), wanted, section);
 }
 
 }  // namespace
 
-void AllReduce(const Call& call, const Buffer& send, ReduceKind kind, Strategy strategy,
-               uint8_t flags, const Buffer& recv) {
-  CheckAllReduce(send, recv);
-  RequireReduce("allreduce", send.type, kind);
-  InternodeTeam internode_team(call.rank, call.layout);
-  Descriptor mine = Describe("allreduce", send, kind, flags);
-  mine.strategy = Number(strategy);
-  Section all(recv, 0);
-  ReduceInternode(call.ring, internode_team, send, mine, {ResultRecipients::kByAll}, all);
+void AllReduce(const Context& context, const Call& call) {
+  ReduceTo(call.recv, 0, context, call, {ResultRecipients::kByAll});
 }
 
-void AllReduceNorm(const Call& call, const Buffer& send, const Buffer& residual, const Norm& norm,
-                   Strategy strategy, uint8_t flags, const Buffer& residual_out,
-                   const Buffer& norm_out) {
-  AllReduceNormBy(send, residual, norm, flags, residual_out, norm_out,
-                  [&](ReduceFn, Descriptor mine, Sink& sink) {
-                    InternodeTeam internode_team(call.rank, call.layout);
-                    mine.strategy = Number(strategy);
-                    ReduceInternode(call.ring, internode_team, send, mine,
-                                    {ResultRecipients::kByAll}, sink);
-                  });
+void AllReduceRmsNorm(const Context& context, const Call& call) {
+  AllReduceNormBy(call, [&](ReduceFn, Sink& sink) {
+    InternodeTeam internode_team(context.rank, context.layout);
+    ReduceInternode(context.ring, internode_team, call.send, context.Describe(call),
+                    {ResultRecipients::kByAll}, sink);
+  });
 }
 
-void ReduceScatter(const Call& call, const Buffer& send, ReduceKind kind, uint8_t flags,
-                   const Buffer& recv) {
-  RequireReduce("reduce_scatter", send.type, kind);
-  CheckReduceScatter(send, recv, {call.layout.size(), call.layout.me});
-  InternodeTeam internode_team(call.rank, call.layout);
-  Section part(recv, static_cast<size_t>(call.layout.me) * recv.count);
-  ReduceInternode(call.ring, internode_team, send, Describe("reduce_scatter", send, kind, flags),
-                  {ResultRecipients::kInParts}, part);
+void AllReduceLayerNorm(const Context& context, const Call& call) {
+  AllReduceRmsNorm(context, call);
 }
 
-void Reduce(const Call& call, const Buffer& send, ReduceKind kind, int root, uint8_t flags,
-            const Buffer* recv) {
-  RequireReduce("reduce", send.type, kind);
-  CheckRoot("reduce", root, call.layout.size());
-  const bool receives = call.layout.me == root;
-  CheckReduce(send, receives, recv);
-  InternodeTeam internode_team(call.rank, call.layout);
-  Descriptor mine = Describe("reduce", send, kind, flags);
-  mine.root = call.layout.ranks[root];
-  const Buffer none{nullptr, 0, send.type};
-  Section result(receives ? *recv : none, 0);
-  ReduceInternode(call.ring, internode_team, send, mine, {ResultRecipients::kByOne, root}, result);
+void ReduceScatter(const Context& context, const Call& call) {
+  ReduceTo(call.recv, static_cast<size_t>(context.layout.me) * call.recv.count, context, call,
+           {ResultRecipients::kInParts});
+}
+
+void Reduce(const Context& context, const Call& call) {
+  const Buffer none{nullptr, 0, call.send.type};
+  ReduceTo(context.layout.me == call.root ? call.recv : none, 0, context, call,
+           {ResultRecipients::kByOne, call.root});
 }
 
 }  // namespace tvm_ipc::internode

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "core/communication_backend.h"
+#include "driver/compute_streams.h"
 #include "nccl/team_communicators_and_watch_thread.h"
 
 namespace tvm_ipc::nccl {
@@ -27,32 +28,22 @@ class NcclEndpoint final : public Endpoint {
   /*! \brief Return the heap in device memory, which peers do not map. */
   const std::shared_ptr<Heap>& heap() const final { return heap_; }
 
-  void AllReduce(const Buffer& send, ReduceKind kind, TeamId team, Strategy strategy, uint8_t flags,
-                 const Buffer& recv) final;
-  void ReduceScatter(const Buffer& send, ReduceKind kind, TeamId team, uint8_t flags,
-                     const Buffer& recv) final;
-  void Reduce(const Buffer& send, ReduceKind kind, int root, TeamId team, uint8_t flags,
-              const Buffer* recv) final;
-  void AllGather(const Buffer& send, TeamId team, uint8_t flags, const Buffer& recv) final;
-  void Broadcast(const Buffer* send, int root, TeamId team, uint8_t flags,
-                 const Buffer& recv) final;
-  void Scatter(const Buffer* send, int root, TeamId team, uint8_t flags, const Buffer& recv) final;
-  void Gather(const Buffer& send, int root, TeamId team, uint8_t flags, const Buffer* recv) final;
-  void AllToAll(const Buffer& send, const SplitCounts& parts, TeamId team, uint8_t flags,
-                const Buffer& recv) final;
-  void Permute(const Buffer& send, const Sources& sources, TeamId team, uint8_t flags,
-               const Buffer& recv) final;
-  void AllReduceNorm(const Buffer& send, const Buffer& residual, const Norm& norm, TeamId team,
-                     Strategy strategy, uint8_t flags, const Buffer& residual_out,
-                     const Buffer& norm_out) final;
+  void Run(const Call& call) final;
   /*! \brief Enqueue a send. Later work on the stream may overwrite the buffer. */
   void Send(const Buffer& send, int receiver) final;
   void Receive(const Buffer& recv, int sender) final;
 
   void Copy(const Buffer& source, const Buffer& target) final;
   void WriteNumber(int64_t number, const Buffer& recv) final;
-  void Synchronise() final { communicators_.Settle(); }
-  void Settle() final { communicators_.Settle(); }
+  void Clear(const Buffer& recv) final;
+  void Synchronise() final { Settle(); }
+  void Settle() final {
+    compute_streams_.AwaitAll();
+    communicators_.Settle();
+  }
+  void SetStream(int64_t stream) final { compute_streams_.Use(stream); }
+  void WaitStream(int64_t stream) final { compute_streams_.Await(stream); }
+  bool LeaveStreams() final { return compute_streams_.Leave(); }
   void CheckReports() final { communicators_.Check(); }
   void Follow(uint32_t generation) final { communicators_.Follow(generation); }
   std::unique_ptr<AsyncQueue> MakeAsyncQueue() final;
@@ -61,6 +52,9 @@ class NcclEndpoint final : public Endpoint {
   Rank& rank_;
   Communicators communicators_;
   std::shared_ptr<Heap> heap_;
+  /*! \brief The streams on which the program runs kernels side by side. They end before the memory
+   *         that the kernels use. */
+  cuda::ComputeStreams compute_streams_;
 };
 
 }  // namespace tvm_ipc::nccl

@@ -5,45 +5,13 @@
  *
  * They move bytes, so they support every type. A member copies its own part itself.
  */
-#include <algorithm>
-
-#include "core/collective_step_barrier.h"
-#include "nccl/collectives_endpoint.h"
+#include "core/all_to_all_layout.h"
+#include "core/ragged_rows.h"
 #include "nccl/team_operation.h"
 
 namespace tvm_ipc::nccl {
 
 namespace {
-
-/*! \brief More elements than any tensor has, and few enough that their sum over all workers does
- *         not overflow. */
-constexpr int64_t kMostElements = int64_t{1} << 48;
-
-Descriptor About(const OpName& op, ElementType type, size_t count, uint8_t flags, int root = -1) {
-  Descriptor descriptor;
-  descriptor.op = op;
-  descriptor.flags = flags;
-  descriptor.type = type;
-  descriptor.count = count;
-  descriptor.root = root;
-  return descriptor;
-}
-
-void RequireType(const char* op, const Buffer& send, const Buffer& recv) {
-  if (send.type == recv.type) return;
-  Fail(kind::kValue, op, ": send is ", Name(send.type), ", recv is ", Name(recv.type));
-}
-
-void RequireCount(const char* op, const char* what, size_t has, size_t needed) {
-  if (has == needed) return;
-  Fail(kind::kValue, op, ": ", what, " has ", has, " elements, needed are ", needed);
-}
-
-/*! \brief Throw if the buffers overlap, unless the data stays in place. */
-void RequireApart(const char* op, const Buffer& send, const Buffer& recv, bool in_place = false) {
-  if (in_place || !send.Overlaps(recv)) return;
-  Fail(kind::kValue, op, ": send and recv overlap, but not at the position where the data stays");
-}
 
 /*! \brief NCCL calls in a group; after the first failure, further calls are skipped. */
 class Group {
@@ -71,222 +39,137 @@ class Group {
   Called called_;
 };
 
-/*! \brief The sizes of the parts that members exchange in an all-to-all, known to all of them. */
-class Division {
- public:
-  Division(const Buffer& send, const SplitCounts& parts, int size)
-      : parts_(parts),
-        size_(static_cast<size_t>(size)),
-        width_(send.type.bytes()),
-        equal_(send.bytes() / size_) {}
-
-  size_t part(int from, int to) const {
-    return parts_.empty() ? equal_ : static_cast<size_t>(parts_[from * size_ + to]) * width_;
-  }
-  /*! \brief Return the offset, in the input of `from`, of its part for `to`. */
-  size_t sent(int from, int to) const {
-    size_t bytes = 0;
-    for (int j = 0; j < to; ++j) bytes += part(from, j);
-    return bytes;
-  }
-  /*! \brief Return the offset, in the output of `to`, of the part of `from`. */
-  size_t received(int from, int to) const {
-    size_t bytes = 0;
-    for (int i = 0; i < from; ++i) bytes += part(i, to);
-    return bytes;
-  }
-  /*! \brief Return the size of all parts together. */
-  size_t all() const {
-    if (parts_.empty()) return equal_ * size_ * size_;
-    size_t bytes = 0;
-    for (int64_t part : parts_) bytes += static_cast<size_t>(part) * width_;
-    return bytes;
-  }
-
- private:
-  const SplitCounts& parts_;
-  size_t size_;
-  size_t width_;
-  size_t equal_;
-};
-
-void CheckAllToAll(const Buffer& send, const SplitCounts& parts, size_t n, size_t me,
-                   const Buffer& recv) {
-  if (send.type != recv.type || (parts.empty() && send.count != recv.count)) {
-    Fail(kind::kValue, "all_to_all: send has ", send.count, " x ", Name(send.type), ", recv has ",
-         recv.count, " x ", Name(recv.type), "; they must be equal");
-  }
-  RequireApart("all_to_all", send, recv);
-  if (parts.empty()) {
-    if (send.count % n == 0) return;
-    Fail(kind::kValue, "all_to_all: ", send.count, " elements cannot be divided evenly among ", n,
-         " workers");
-  }
-  if (parts.size() != n * n) {
-    Fail(kind::kValue, "all_to_all: there are ", parts.size(), " parts; ", n, " workers have ",
-         n * n, ", one for each to each, or none where all are equal");
-  }
-  size_t given = 0;
-  size_t taken = 0;
-  for (size_t i = 0; i < n * n; ++i) {
-    if (parts[i] < 0 || parts[i] > kMostElements) {
-      Fail(kind::kValue, "all_to_all: the part of worker ", i / n, " for worker ", i % n, " has ",
-           parts[i], " elements");
-    }
-    if (i / n == me) given += static_cast<size_t>(parts[i]);
-    if (i % n == me) taken += static_cast<size_t>(parts[i]);
-  }
-  if (send.count == given && recv.count == taken) return;
-  Fail(kind::kValue, "all_to_all: send has ", send.count, " elements and recv ", recv.count,
-       "; by the parts worker ", me, " gives ", given, " and takes ", taken);
-}
-
 }  // namespace
 
-void NcclEndpoint::AllGather(const Buffer& send, TeamId team_id, uint8_t flags,
-                             const Buffer& recv) {
-  RequireType("allgather", send, recv);
-  Team team(communicators_, team_id);
-  RequireCount("allgather", "recv", recv.count, send.count * static_cast<size_t>(team.size()));
-  uint8_t* own = recv.begin() + static_cast<size_t>(team.index()) * send.bytes();
-  RequireApart("allgather", send, recv, send.begin() == own);
-  team.Run(About("allgather", send.type, send.count, flags), send.bytes(),
-           [&](Handle handle, cuda::Stream stream) {
-             const auto& gather = TheLibrary().AllGather;
-             return Called{gather.name(),
-                           gather(send.data, recv.data, send.bytes(), kUint8, handle, stream)};
-           });
-  if (team.size() == 1) team.Copy(send.begin(), recv.begin(), send.bytes());
+void AllGather(Team& team, const Call& call) {
+  const Buffer& send = call.send;
+  team.Run(call, [&](Handle handle, cuda::Stream stream) {
+    const auto& gather = TheLibrary().AllGather;
+    return Called{gather.name(),
+                  gather(send.data, call.recv.data, send.bytes(), kUint8, handle, stream)};
+  });
+  if (team.size() == 1) team.Copy(send.begin(), call.recv.begin(), send.bytes());
 }
 
-void NcclEndpoint::Broadcast(const Buffer* send, int root, TeamId team_id, uint8_t flags,
-                             const Buffer& recv) {
-  Team team(communicators_, team_id);
-  team.RequireRoot("broadcast", root);
+void Broadcast(Team& team, const Call& call) {
+  const Buffer& recv = call.recv;
+  const void* source = team.index() == call.root ? call.send.data : recv.data;
+  team.Run(call, [&](Handle handle, cuda::Stream stream) {
+    const auto& broadcast = TheLibrary().Broadcast;
+    return Called{broadcast.name(),
+                  broadcast(source, recv.data, recv.bytes(), kUint8, call.root, handle, stream)};
+  });
+  if (team.size() == 1) team.Copy(call.send.begin(), recv.begin(), recv.bytes());
+}
+
+void Scatter(Team& team, const Call& call) {
+  const int root = call.root;
   const bool sends = team.index() == root;
-  if (sends) {
-    if (send == nullptr) Fail(kind::kValue, "broadcast: the root has nothing to send");
-    RequireType("broadcast", *send, recv);
-    RequireCount("broadcast", "recv", recv.count, send->count);
-    RequireApart("broadcast", *send, recv, send->begin() == recv.begin());
-  }
-  const void* source = sends ? send->data : recv.data;
-  team.Run(About("broadcast", recv.type, recv.count, flags, team.rank(root)), recv.bytes(),
-           [&](Handle handle, cuda::Stream stream) {
-             const auto& broadcast = TheLibrary().Broadcast;
-             return Called{broadcast.name(), broadcast(source, recv.data, recv.bytes(), kUint8,
-                                                       root, handle, stream)};
-           });
-  if (team.size() == 1) team.Copy(send->begin(), recv.begin(), recv.bytes());
+  const size_t part = call.recv.bytes();
+  auto slice = [&](int i) { return call.send.begin() + static_cast<size_t>(i) * part; };
+  team.Run(call, [&](Handle handle, cuda::Stream stream) {
+    Group group(handle, stream);
+    for (int i = 0; sends && i < team.size(); ++i) {
+      if (i != root) group.Send(slice(i), part, i);
+    }
+    if (!sends) group.Receive(call.recv.begin(), part, root);
+    return group.called();
+  });
+  if (sends) team.Copy(slice(root), call.recv.begin(), part);
 }
 
-void NcclEndpoint::Scatter(const Buffer* send, int root, TeamId team_id, uint8_t flags,
-                           const Buffer& recv) {
-  Team team(communicators_, team_id);
-  team.RequireRoot("scatter", root);
-  const bool sends = team.index() == root;
-  const size_t part = recv.bytes();
-  const size_t n = static_cast<size_t>(team.size());
-  const uint8_t* own = nullptr;
-  if (sends) {
-    if (send == nullptr) Fail(kind::kValue, "scatter: the root has nothing to send");
-    RequireType("scatter", *send, recv);
-    if (send->count % n != 0) {
-      Fail(kind::kValue, "scatter: ", send->count, " elements cannot be divided evenly among ", n,
-           " workers");
-    }
-    if (send->count / n != recv.count) {
-      Fail(kind::kValue, "scatter: a part of send has ", send->count / n, " elements, recv has ",
-           recv.count);
-    }
-    own = send->begin() + static_cast<size_t>(root) * part;
-    RequireApart("scatter", *send, recv, recv.begin() == own);
-  }
-  team.Run(About("scatter", recv.type, recv.count, flags, team.rank(root)), part,
-           [&](Handle handle, cuda::Stream stream) {
-             Group group(handle, stream);
-             for (int i = 0; sends && i < team.size(); ++i) {
-               if (i != root) group.Send(send->begin() + static_cast<size_t>(i) * part, part, i);
-             }
-             if (!sends) group.Receive(recv.begin(), part, root);
-             return group.called();
-           });
-  if (sends) team.Copy(own, recv.begin(), part);
-}
-
-void NcclEndpoint::Gather(const Buffer& send, int root, TeamId team_id, uint8_t flags,
-                          const Buffer* recv) {
-  Team team(communicators_, team_id);
-  team.RequireRoot("gather", root);
+void Gather(Team& team, const Call& call) {
+  const int root = call.root;
   const bool receives = team.index() == root;
-  const size_t part = send.bytes();
-  uint8_t* own = nullptr;
-  if (receives) {
-    if (recv == nullptr) Fail(kind::kValue, "gather: the root has nowhere to receive");
-    RequireType("gather", send, *recv);
-    RequireCount("gather", "recv", recv->count, send.count * static_cast<size_t>(team.size()));
-    own = recv->begin() + static_cast<size_t>(root) * part;
-    RequireApart("gather", send, *recv, send.begin() == own);
-  }
-  team.Run(About("gather", send.type, send.count, flags, team.rank(root)), part,
-           [&](Handle handle, cuda::Stream stream) {
-             Group group(handle, stream);
-             for (int i = 0; receives && i < team.size(); ++i) {
-               if (i == root) continue;
-               group.Receive(recv->begin() + static_cast<size_t>(i) * part, part, i);
-             }
-             if (!receives) group.Send(send.begin(), part, root);
-             return group.called();
-           });
-  if (receives) team.Copy(send.begin(), own, part);
+  const size_t part = call.send.bytes();
+  auto slice = [&](int i) { return call.recv.begin() + static_cast<size_t>(i) * part; };
+  team.Run(call, [&](Handle handle, cuda::Stream stream) {
+    Group group(handle, stream);
+    for (int i = 0; receives && i < team.size(); ++i) {
+      if (i != root) group.Receive(slice(i), part, i);
+    }
+    if (!receives) group.Send(call.send.begin(), part, root);
+    return group.called();
+  });
+  if (receives) team.Copy(call.send.begin(), slice(root), part);
 }
 
-void NcclEndpoint::AllToAll(const Buffer& send, const SplitCounts& parts, TeamId team_id,
-                            uint8_t flags, const Buffer& recv) {
-  Team team(communicators_, team_id);
+void AllToAll(Team& team, const Call& call) {
+  const Buffer& send = call.send;
+  const Buffer& recv = call.recv;
   const int n = team.size();
   const int me = team.index();
-  CheckAllToAll(send, parts, static_cast<size_t>(n), static_cast<size_t>(me), recv);
-  const Division division(send, parts, n);
-  Descriptor mine = About("all_to_all", send.type, send.count, flags);
-  mine.layout_hash = HashOf(parts);
-  // The members compare the count of all elements: their own counts may differ.
-  if (!parts.empty()) mine.count = division.all() / std::max<size_t>(1, send.type.bytes());
-  team.Run(mine, division.all(), [&](Handle handle, cuda::Stream stream) {
+  const Division division(send, call.layout, n);
+  team.Run(call, [&](Handle handle, cuda::Stream stream) {
     Group group(handle, stream);
     for (int k = 1; k < n; ++k) {
       const int to = (me + k) % n;
       const int from = (me + n - k) % n;
-      group.Send(send.begin() + division.sent(me, to), division.part(me, to), to);
-      group.Receive(recv.begin() + division.received(from, me), division.part(from, me), from);
+      group.Send(send.begin() + division.before(me, to), division.part(me, to), to);
+      group.Receive(recv.begin() + division.recv_offset(from, me), division.part(from, me), from);
     }
     return group.called();
   });
-  team.Copy(send.begin() + division.sent(me, me), recv.begin() + division.received(me, me),
+  team.Copy(send.begin() + division.before(me, me), recv.begin() + division.recv_offset(me, me),
             division.part(me, me));
 }
 
-void NcclEndpoint::Permute(const Buffer& send, const Sources& sources, TeamId team_id,
-                           uint8_t flags, const Buffer& recv) {
-  Team team(communicators_, team_id);
+void RaggedAllToAll(Team& team, const Call& call) {
+  const Buffer& send = call.send;
+  const Buffer& recv = call.recv;
   const int n = team.size();
   const int me = team.index();
-  RequireType("permute", send, recv);
-  RequireCount("permute", "recv", recv.count, send.count);
-  if (sources.size() != static_cast<size_t>(n)) {
-    Fail(kind::kValue, "permute: ", sources.size(), " sources for a team of ", n,
-         "; each member has one, -1 for none");
-  }
-  for (int64_t source : sources) {
-    if (source >= -1 && source < n) continue;
-    Fail(kind::kValue, "permute: there is no source ", source, " in a team of ", n,
-         "; it is an index in the team, from 0 on, or -1 for none");
-  }
-  RequireApart("permute", send, recv);
+  const size_t numbers = call.counts.count / static_cast<size_t>(n);
+  const size_t part = numbers * sizeof(int64_t);
+  // NCCL takes sizes on the host, so the host waits for the counts, twice: a rank that has wrong
+  // counts of its own must not begin.
+  const std::vector<int64_t> counts = team.ReadNumbers(call, call.counts);
+  CheckSentRows(call, counts.data(), n);
+  auto exchanged = [&](int i) { return static_cast<size_t>(i) * part; };
+  team.Run(call, true, [&](Handle handle, cuda::Stream stream) {
+    Group group(handle, stream);
+    for (int k = 1; k < n; ++k) {
+      const int to = (me + k) % n;
+      const int from = (me + n - k) % n;
+      group.Send(call.counts.begin() + exchanged(to), part, to);
+      group.Receive(call.recv_counts.begin() + exchanged(from), part, from);
+    }
+    return group.called();
+  });
+  team.Copy(call.counts.begin() + exchanged(me), call.recv_counts.begin() + exchanged(me), part);
+  const std::vector<int64_t> received = team.ReadNumbers(call, call.recv_counts);
+  CheckReceivedRows(call, received.data(), me);
+  auto bytes = [&](const std::vector<int64_t>& of, int i) {
+    const size_t first = static_cast<size_t>(i) * numbers;
+    return static_cast<size_t>(ElementsOf(call, &of[first], numbers)) * send.type.bytes();
+  };
+  auto before = [&](const std::vector<int64_t>& of, int i) {
+    size_t sum = 0;
+    for (int j = 0; j < i; ++j) sum += bytes(of, j);
+    return sum;
+  };
+  team.Run(call, [&](Handle handle, cuda::Stream stream) {
+    Group group(handle, stream);
+    for (int k = 1; k < n; ++k) {
+      const int to = (me + k) % n;
+      const int from = (me + n - k) % n;
+      group.Send(send.begin() + before(counts, to), bytes(counts, to), to);
+      group.Receive(recv.begin() + before(received, from), bytes(received, from), from);
+    }
+    return group.called();
+  });
+  team.Copy(send.begin() + before(counts, me), recv.begin() + before(received, me),
+            bytes(counts, me));
+}
+
+void Permute(Team& team, const Call& call) {
+  const Buffer& send = call.send;
+  const Buffer& recv = call.recv;
+  const NumberView& sources = call.layout;
+  const int n = team.size();
+  const int me = team.index();
   const int from = static_cast<int>(sources[static_cast<size_t>(me)]);
-  Descriptor mine = About("permute", send.type, send.count, flags);
-  mine.layout_hash = HashOf(sources);
-  team.Run(mine, send.bytes(), [&](Handle handle, cuda::Stream stream) {
+  team.Run(call, [&](Handle handle, cuda::Stream stream) {
     Group group(handle, stream);
     for (int to = 0; to < n; ++to) {
       if (to != me && sources[static_cast<size_t>(to)] == me) {
@@ -297,11 +180,7 @@ void NcclEndpoint::Permute(const Buffer& send, const Sources& sources, TeamId te
     return group.called();
   });
   if (from == me) team.Copy(send.begin(), recv.begin(), send.bytes());
-  if (from >= 0 || recv.bytes() == 0) return;
-  const cuda::Device& device = communicators_.device();
-  const cuda::Here here(device);
-  device.driver().cuMemsetD8Async("to clear memory", reinterpret_cast<cuda::Address>(recv.data), 0,
-                                  recv.bytes(), communicators_.stream());
+  if (from < 0) team.Clear(recv);
 }
 
 }  // namespace tvm_ipc::nccl

@@ -4,18 +4,22 @@
 
 #include <set>
 
+#include "core/check_collective_arguments.h"
 #include "core/rank_runtime_state.h"
 #include "driver/comm_stream_async_queue.h"
 #include "driver/device_properties_and_context.h"
 #include "nccl/collectives_endpoint.h"
 #include "nccl/ipc_scope_heap_without_peers.h"
 #include "nccl/library.h"
+#include "nccl/team_operation.h"
 
 namespace tvm_ipc {
 
 namespace nccl {
 
 namespace {
+
+using Kernel = void (*)(Team& team, const Call& call);
 
 /*! \brief Return the device. Load NCCL first, because its error reports what to install. */
 std::shared_ptr<cuda::Device> DeviceOf(const Rank& rank) {
@@ -83,9 +87,6 @@ class NcclBackend final : public Backend {
     const char* why;
     return FindReduction(type, kind, &nccl_type, &nccl_operator, &why);
   }
-  std::vector<std::string> instruction_sets() const final { return {}; }
-  std::string instruction_set() const final { return ""; }
-  bool UseInstructionSet(const std::string&) const final { return true; }
 };
 
 }  // namespace
@@ -94,7 +95,19 @@ NcclEndpoint::NcclEndpoint(Rank& rank)
     : rank_(rank),
       communicators_(rank, DeviceOf(rank)),
       heap_(std::make_shared<DeviceHeap>(cuda::Device::Open(rank.options().device),
-                                         rank.control().arena_bytes)) {}
+                                         rank.control().arena_bytes)),
+      compute_streams_(cuda::Device::Open(rank.options().device)) {}
+
+void NcclEndpoint::Run(const Call& call) {
+  static constexpr Kernel kKernels[] = {
+#define TVM_IPC_KERNEL(Name, text, relation, mpi, cuda, nccl, ...) Kernel{TVM_IPC_IF_##nccl(&Name)},
+      TVM_IPC_COLLECTIVES(TVM_IPC_KERNEL)
+#undef TVM_IPC_KERNEL
+  };
+  Check(rank_, call);
+  Team team(communicators_, call.team);
+  KernelOf(kKernels, call)(team, call);
+}
 
 std::unique_ptr<AsyncQueue> NcclEndpoint::MakeAsyncQueue() {
   const std::shared_ptr<cuda::Device> device = DeviceOf(rank_);
@@ -121,6 +134,14 @@ void NcclEndpoint::WriteNumber(int64_t number, const Buffer& recv) {
     const auto byte = static_cast<unsigned char>(static_cast<uint64_t>(number) >> (8 * i));
     device.driver().cuMemsetD8Async("to write a number", at + i, byte, 1, communicators_.stream());
   }
+}
+
+void NcclEndpoint::Clear(const Buffer& recv) {
+  if (recv.bytes() == 0) return;
+  const cuda::Device& device = communicators_.device();
+  const cuda::Here here(device);
+  device.driver().cuMemsetD8Async("to clear a result", reinterpret_cast<cuda::Address>(recv.data),
+                                  0, recv.bytes(), communicators_.stream());
 }
 
 }  // namespace nccl

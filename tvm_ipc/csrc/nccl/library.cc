@@ -2,12 +2,11 @@
 /*! \file library.cc */
 #include "nccl/library.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <cstring>
 #include <mutex>
 
+#include "core/dynamic_library.h"
 #include "core/error.h"
 
 namespace tvm_ipc::nccl {
@@ -44,27 +43,21 @@ const Library& TheLibrary() {
 }
 
 Library::Library(const std::string& path) : path_(path) {
-  // The library is never closed, even if it cannot be used: it may have its own threads.
-  void* file = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (file == nullptr) {
-    const char* error = dlerror();
-    Fail(kind::kRuntime, "NCCL cannot be loaded: ", error == nullptr ? path.c_str() : error,
-         kInstall);
+  const DynamicLibrary file(path);
+  if (!file.error().empty()) {
+    Fail(kind::kRuntime, "NCCL cannot be loaded: ", file.error(), kInstall);
   }
   std::string missing;
   auto take = [&](auto* function, const char* name) {
     function->name_ = name;
-    void* symbol = dlsym(file, name);
-    function->call_ = reinterpret_cast<decltype(function->call_)>(symbol);
-    return symbol != nullptr;
+    return file.Find(name, &function->call_);
   };
 #define TVM_IPC_TAKE(name, ...) \
   if (!take(&(name), "nccl" #name) && missing.empty()) missing = "nccl" #name;
   TVM_IPC_NCCL_FUNCTIONS(TVM_IPC_TAKE)
 #undef TVM_IPC_TAKE
-  get_error_string_ =
-      reinterpret_cast<decltype(get_error_string_)>(dlsym(file, "ncclGetErrorString"));
-  get_last_error_ = reinterpret_cast<decltype(get_last_error_)>(dlsym(file, "ncclGetLastError"));
+  file.Find("ncclGetErrorString", &get_error_string_);
+  file.Find("ncclGetLastError", &get_last_error_);
   if (GetVersion.exists() && GetVersion(&version_) == kSuccess && version_ < kLeastVersion) {
     Fail(kind::kRuntime, Name(), " is too old, needed is ", VersionText(kLeastVersion), " or newer",
          kInstall);
@@ -97,6 +90,10 @@ bool FindReduction(ElementType type, ReduceKind kind, Type* nccl_type, Operator*
                    const char** why) {
   constexpr uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBFloat = 4, kBool = 6;
   constexpr Operator kOperators[] = {kSum, kProd, kMin, kMax, kAvg};
+  if (IsBitwise(kind)) {
+    *why = "it has no bitwise reductions; use the backend cuda, or gather and reduce";
+    return false;
+  }
   *nccl_operator = kOperators[static_cast<int>(kind)];
   const bool average = kind == ReduceKind::kAvg;
   *why = nullptr;

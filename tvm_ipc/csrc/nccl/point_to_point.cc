@@ -17,7 +17,6 @@
 #include "core/collective_step_barrier.h"
 #include "core/internode_request_queue.h"
 #include "core/point_to_point_waits_and_errors.h"
-#include "core/wait.h"
 #include "nccl/collectives_endpoint.h"
 #include "nccl/team_operation.h"
 
@@ -27,29 +26,6 @@ namespace {
 
 /*! \brief How many earlier announcements to a rank of another node may still be in flight. */
 constexpr size_t kAhead = 1;
-
-void SayHere(Rank& rank, Communicators& communicators, const Descriptor& mine, int receiver) {
-  const Link link = rank.BeginSend(receiver);
-  communicators.Check();
-  Channel& channel = link.channel;
-  const uint32_t packet = ++link.packet;
-  AwaitMessage(rank, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
-  Slot& slot = channel.slot[packet & 1];
-  slot.descriptor = mine;
-  Publish(slot.seq, packet, channel.receiver_sleeps);
-}
-
-Descriptor HearHere(Rank& rank, Communicators& communicators, const Descriptor& mine, int sender) {
-  const Link link = rank.BeginReceive(sender);
-  communicators.Check();
-  Channel& channel = link.channel;
-  const uint32_t packet = ++link.packet;
-  Slot& slot = channel.slot[packet & 1];
-  AwaitMessage(rank, slot.seq, packet, channel.receiver_sleeps, mine, "receive from", sender);
-  const Descriptor theirs = slot.descriptor;
-  if (theirs.Agrees(mine)) Publish(channel.taken, packet, channel.sender_sleeps);
-  return theirs;
-}
 
 /*! \brief Announce a message to a rank of another node. */
 void SayThere(Rank& rank, Communicators& communicators, const Descriptor& mine, int receiver) {
@@ -79,7 +55,11 @@ void NcclEndpoint::Send(const Buffer& send, int receiver) {
   CheckPeer(rank_, "send_to_worker", receiver);
   const Descriptor mine = DescribeMessage(send);
   if (rank_.control().IsHere(receiver)) {
-    SayHere(rank_, communicators_, mine, receiver);
+    const Link link = rank_.BeginSend(receiver);
+    communicators_.Check();
+    MessageEnd message(rank_, link, send, receiver);
+    message.AwaitSlot();
+    message.PublishPacket();
   } else {
     SayThere(rank_, communicators_, mine, receiver);
   }
@@ -93,10 +73,16 @@ void NcclEndpoint::Send(const Buffer& send, int receiver) {
 void NcclEndpoint::Receive(const Buffer& recv, int sender) {
   CheckPeer(rank_, "recv_from_worker", sender);
   const Descriptor mine = DescribeMessage(recv);
-  const Descriptor theirs = rank_.control().IsHere(sender)
-                                ? HearHere(rank_, communicators_, mine, sender)
-                                : HearThere(rank_, communicators_, mine, sender);
-  if (!theirs.Agrees(mine)) FailMessage(rank_, sender, theirs, mine);
+  if (rank_.control().IsHere(sender)) {
+    const Link link = rank_.BeginReceive(sender);
+    communicators_.Check();
+    MessageEnd message(rank_, link, recv, sender);
+    message.AwaitPacket();
+    message.PublishTaken();
+  } else {
+    const Descriptor theirs = HearThere(rank_, communicators_, mine, sender);
+    if (!theirs.Agrees(mine)) FailMessage(rank_, sender, theirs, mine);
+  }
   if (recv.bytes() == 0) return;
   communicators_.RunMessage(mine, sender, rank_.id(), [&](Handle handle, cuda::Stream stream) {
     const auto& call = TheLibrary().Recv;

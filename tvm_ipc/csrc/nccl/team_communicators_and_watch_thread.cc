@@ -30,8 +30,8 @@ constexpr char kGraph[] = "a CUDA graph with operations between ranks";
 
 /*! \brief Return whether the session was aborted, rather than closed. */
 bool HasFailed(const Control& control) {
-  const uint32_t abort = control.abort.load(std::memory_order_acquire);
-  return abort != 0 && (abort & 0xff) != static_cast<uint32_t>(AbortReason::kClosed);
+  const AbortReason reason = ReasonOf(control.abort.load(std::memory_order_acquire));
+  return reason != AbortReason::kNone && reason != AbortReason::kClosed;
 }
 
 Descriptor About(const OpName& op) {

@@ -9,28 +9,19 @@
  */
 #include <algorithm>
 
-#include "shm/all_to_all_layout.h"
-#include "shm/argument_checks.h"
+#include "core/all_to_all_layout.h"
 #include "shm/collectives.h"
-#include "shm/team_operation.h"
 
 namespace tvm_ipc {
 
-void AllToAll(Rank& rank, const Buffer& send, const SplitCounts& parts, TeamId team_id,
-              uint8_t flags, const Buffer& recv) {
-  Team team(rank, team_id);
-  CheckAllToAll(send, parts, recv, {team.size(), team.index()});
+void AllToAll(Team& team, const Call& call) {
+  const Buffer& send = call.send;
+  const Buffer& recv = call.recv;
   const int n = team.size();
   const int me = team.index();
-  const Division division(send, parts, n);
+  const Division division(send, call.layout, n);
   const bool stream = recv.bytes() >= kStreamBytes;
-  Descriptor mine;
-  mine.op = "all_to_all";
-  mine.flags = flags;
-  mine.type = send.type;
-  mine.count = parts.empty() ? send.count : division.elements();
-  mine.layout_hash = HashOf(parts);
-  mine.offset = rank.OffsetOf(send.data, send.bytes());
+  const Descriptor mine = team.Describe(call);
   auto take = [&](int peer, const uint8_t* from, size_t at, size_t bytes) {
     CopyBytes(recv.begin() + division.recv_offset(peer, me) + at, from, bytes, stream);
   };
@@ -46,7 +37,7 @@ void AllToAll(Rank& rank, const Buffer& send, const SplitCounts& parts, TeamId t
         const uint8_t* memory = team.memory(peer, team.exposed(peer).offset);
         take(peer, memory + division.before(peer, me), 0, division.part(peer, me));
       }
-      if (!(flags & kNoExitBarrier)) team.Enter(mine);
+      if (!(call.flags & kNoExitBarrier)) team.Enter(mine);
       return;
     }
   }

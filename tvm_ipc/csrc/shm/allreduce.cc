@@ -33,7 +33,6 @@
 
 #include <algorithm>
 
-#include "shm/argument_checks.h"
 #include "shm/collectives.h"
 
 namespace tvm_ipc {
@@ -50,7 +49,7 @@ bool TwoPhases(int n, size_t bytes, Strategy strategy) {
 }
 
 /*! \brief The arguments that the algorithms share. */
-struct Call {
+struct Reduction {
   Team& team;
   const Buffer& send;
   ReduceFn reduce;
@@ -60,25 +59,25 @@ struct Call {
   size_t width() const { return send.type.bytes(); }
 };
 
-void Eager(Call& call) {
-  Team& team = call.team;
-  const size_t width = call.width();
+void Eager(Reduction& reduction) {
+  Team& team = reduction.team;
+  const size_t width = reduction.width();
   const size_t piece = kStageBytes / width;
   const void* sources[kMaxRanks];
   // In place, a piece of the output is written only after the piece of the input was staged.
-  for (size_t at = 0; at < call.send.count || at == 0; at += piece) {
-    const size_t count = std::min(piece, call.send.count - at);
-    CopyBytes(team.NextBuffer(), call.send.begin() + at * width, count * width, false);
-    team.Enter(call.descriptor);
-    if (call.send.bytes() <= kEagerBytes) team.ClaimNextBuffer(kEagerBytes);
+  for (size_t at = 0; at < reduction.send.count || at == 0; at += piece) {
+    const size_t count = std::min(piece, reduction.send.count - at);
+    CopyBytes(team.NextBuffer(), reduction.send.begin() + at * width, count * width, false);
+    team.Enter(reduction.descriptor);
+    if (reduction.send.bytes() <= kEagerBytes) team.ClaimNextBuffer(kEagerBytes);
     for (int i = 0; i < team.size(); ++i) sources[i] = team.buffer(i);
-    sources[team.index()] = call.send.begin() + at * width;
-    call.sink.Reduce(at, sources, team.size(), count);
+    sources[team.index()] = reduction.send.begin() + at * width;
+    reduction.sink.Reduce(at, sources, team.size(), count);
   }
 }
 
-void Direct(Call& call) {
-  Team& team = call.team;
+void Direct(Reduction& reduction) {
+  Team& team = reduction.team;
   const void* sources[kMaxRanks];
   bool in_place_reads = false;
   for (int i = 0; i < team.size(); ++i) {
@@ -86,9 +85,10 @@ void Direct(Call& call) {
     sources[i] = offset >= 0 ? team.memory(i, offset) : team.buffer(i);
     in_place_reads = in_place_reads || offset >= 0;
   }
-  sources[team.index()] = call.send.data;
-  call.sink.Reduce(0, sources, team.size(), call.send.count);
-  if (in_place_reads && !(call.descriptor.flags & kNoExitBarrier)) team.Enter(call.descriptor);
+  sources[team.index()] = reduction.send.data;
+  reduction.sink.Reduce(0, sources, team.size(), reduction.send.count);
+  const bool no_exit = (reduction.descriptor.flags & kNoExitBarrier) != 0;
+  if (in_place_reads && !no_exit) team.Enter(reduction.descriptor);
 }
 
 /*! \brief Return where slice i of a piece starts, in whole cache lines. The last slice takes the
@@ -100,53 +100,53 @@ size_t SliceStart(size_t count, int n, int i, size_t width) {
 }
 
 /*! \brief Enter with this rank's reduced slice, then pass the slices of all ranks to the sink. */
-void GatherSlices(Call& call, size_t at, size_t count) {
-  Team& team = call.team;
-  const size_t width = call.width();
-  team.Enter(call.descriptor);
+void GatherSlices(Reduction& reduction, size_t at, size_t count) {
+  Team& team = reduction.team;
+  const size_t width = reduction.width();
+  team.Enter(reduction.descriptor);
   // Each member begins with a different slice, to spread the reads over the memory of all.
-  const int first = call.sink.in_order() ? 0 : team.index();
+  const int first = reduction.sink.in_order() ? 0 : team.index();
   for (int k = 0; k < team.size(); ++k) {
     const int i = (first + k) % team.size();
     const size_t start = SliceStart(count, team.size(), i, width);
     const size_t end = SliceStart(count, team.size(), i + 1, width);
-    call.sink.Copy(at + start, team.buffer(i), end - start);
+    reduction.sink.Copy(at + start, team.buffer(i), end - start);
   }
 }
 
-void Sliced(Call& call) {
-  Team& team = call.team;
+void Sliced(Reduction& reduction) {
+  Team& team = reduction.team;
   const int n = team.size();
-  const size_t width = call.width();
+  const size_t width = reduction.width();
   const size_t piece = kStageBytes / width * n;
   int64_t offsets[kMaxRanks];  // the peers' descriptors change with the steps below
   for (int i = 0; i < n; ++i) offsets[i] = team.exposed(i).offset;
   const void* sources[kMaxRanks];
-  for (size_t at = 0; at < call.send.count; at += piece) {
-    const size_t count = std::min(piece, call.send.count - at);
+  for (size_t at = 0; at < reduction.send.count; at += piece) {
+    const size_t count = std::min(piece, reduction.send.count - at);
     const size_t start = SliceStart(count, n, team.index(), width);
     const size_t end = SliceStart(count, n, team.index() + 1, width);
     for (int i = 0; i < n; ++i) sources[i] = team.memory(i, offsets[i]) + (at + start) * width;
-    call.reduce(team.NextBuffer(), sources, n, end - start, false);
-    GatherSlices(call, at, count);
+    reduction.reduce(team.NextBuffer(), sources, n, end - start, false);
+    GatherSlices(reduction, at, count);
   }
 }
 
-void Relayed(Call& call) {
-  Team& team = call.team;
+void Relayed(Reduction& reduction) {
+  Team& team = reduction.team;
   const int n = team.size();
-  const size_t width = call.width();
+  const size_t width = reduction.width();
   const size_t piece = kStageBytes / width;
   const void* sources[kMaxRanks];
-  for (size_t at = 0; at < call.send.count; at += piece) {
-    const size_t count = std::min(piece, call.send.count - at);
-    CopyBytes(team.NextBuffer(), call.send.begin() + at * width, count * width, false);
-    team.Enter(call.descriptor);
+  for (size_t at = 0; at < reduction.send.count; at += piece) {
+    const size_t count = std::min(piece, reduction.send.count - at);
+    CopyBytes(team.NextBuffer(), reduction.send.begin() + at * width, count * width, false);
+    team.Enter(reduction.descriptor);
     const size_t start = SliceStart(count, n, team.index(), width);
     const size_t end = SliceStart(count, n, team.index() + 1, width);
     for (int i = 0; i < n; ++i) sources[i] = team.buffer(i) + start * width;
-    call.reduce(team.NextBuffer(), sources, n, end - start, false);
-    GatherSlices(call, at, count);
+    reduction.reduce(team.NextBuffer(), sources, n, end - start, false);
+    GatherSlices(reduction, at, count);
   }
 }
 
@@ -173,18 +173,17 @@ class Output final : public Sink {
 
 }  // namespace
 
-void AllReduceInto(Team& team, const Buffer& send, ReduceFn reduce, Strategy strategy,
-                   Descriptor mine, Sink& sink) {
+void AllReduceInto(Team& team, const Buffer& send, ReduceFn reduce, const Descriptor& mine,
+                   Sink& sink) {
   if (team.size() == 1) {
     const void* source = send.data;
     return sink.Reduce(0, &source, 1, send.count);
   }
-  if (strategy == Strategy::kDefault) strategy = Strategy::kAuto;
-  mine.strategy = static_cast<int8_t>(strategy);
-  Call call{team, send, reduce, mine, sink};
+  const auto strategy = static_cast<Strategy>(mine.strategy);
+  Reduction reduction{team, send, reduce, mine, sink};
   const bool two_phases = TwoPhases(team.size(), send.bytes(), strategy);
   // Small inputs are staged before the first step, so that one step is enough.
-  if (!two_phases && send.bytes() <= kEagerBytes) return Eager(call);
+  if (!two_phases && send.bytes() <= kEagerBytes) return Eager(reduction);
   const bool fits = send.bytes() <= kStageBytes;
   if (!two_phases && fits && mine.offset < 0) {
     CopyBytes(team.NextBuffer(), send.data, send.bytes(), false);
@@ -196,29 +195,18 @@ void AllReduceInto(Team& team, const Buffer& send, ReduceFn reduce, Strategy str
     in_arenas = in_arenas && team.exposed(i).offset >= 0;
     in_place = in_place || team.exposed(i).in_place != 0;
   }
-  if (two_phases) return in_arenas ? Sliced(call) : Relayed(call);
-  if (!in_place && (in_arenas || fits)) return Direct(call);
-  if (!in_arenas || strategy == Strategy::kOneShot) return Eager(call);
-  return Sliced(call);
+  if (two_phases) return in_arenas ? Sliced(reduction) : Relayed(reduction);
+  if (!in_place && (in_arenas || fits)) return Direct(reduction);
+  if (!in_arenas || strategy == Strategy::kOneShot) return Eager(reduction);
+  return Sliced(reduction);
 }
 
-void AllReduce(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team_id, Strategy strategy,
-               uint8_t flags, const Buffer& recv) {
-  CheckAllReduce(send, recv);
-  const ReduceFn reduce = RequireReduce("allreduce", send.type, kind);
-  const bool overlap = send.Overlaps(recv);
-  Team team(rank, team_id);
-  Descriptor mine;
-  mine.op = "allreduce";
-  mine.reduces = true;
-  mine.kind = kind;
-  mine.flags = flags;
-  mine.type = send.type;
-  mine.count = send.count;
-  mine.offset = rank.OffsetOf(send.data, send.bytes());
-  mine.in_place = overlap && mine.offset >= 0;
-  Output output(recv, reduce);
-  AllReduceInto(team, send, reduce, strategy, mine, output);
+void AllReduce(Team& team, const Call& call) {
+  const ReduceFn reduce = RequireReduce("allreduce", call.send.type, call.kind);
+  Descriptor mine = team.Describe(call);
+  mine.in_place = call.send.Overlaps(call.recv) && mine.offset >= 0;
+  Output output(call.recv, reduce);
+  AllReduceInto(team, call.send, reduce, mine, output);
 }
 
 }  // namespace tvm_ipc

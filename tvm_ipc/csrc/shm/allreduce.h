@@ -30,17 +30,16 @@ class Sink {
 /*!
  * \brief Reduce the sends of all members with the fastest algorithm.
  * \param reduce The kernel that the sink uses.
- * \param mine This rank's descriptor, without the strategy.
+ * \param mine This rank's descriptor.
  */
-void AllReduceInto(Team& team, const Buffer& send, ReduceFn reduce, Strategy strategy,
-                   Descriptor mine, Sink& sink);
+void AllReduceInto(Team& team, const Buffer& send, ReduceFn reduce, const Descriptor& mine,
+                   Sink& sink);
 
-/*! \brief An all-reduce into the sink, with the sink's kernel and a descriptor. */
-using NormRun = std::function<void(ReduceFn sum, Descriptor mine, Sink& sink)>;
+/*! \brief An all-reduce into the sink, with the sink's kernel. */
+using NormRun = std::function<void(ReduceFn sum, Sink& sink)>;
 
-/*! \brief Check the arguments of `AllReduceNorm` and run it with the caller's all-reduce. */
-void AllReduceNormBy(const Buffer& send, const Buffer& residual, const Norm& norm, uint8_t flags,
-                     const Buffer& residual_out, const Buffer& norm_out, const NormRun& run);
+/*! \brief Run an all-reduce with a norm by the caller's all-reduce. */
+void AllReduceNormBy(const Call& call, const NormRun& run);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_SHM_ALLREDUCE_H_

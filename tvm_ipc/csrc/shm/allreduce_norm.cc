@@ -10,7 +10,6 @@
  * that of an all-reduce and an addition.
  */
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "shm/allreduce.h"
@@ -99,84 +98,27 @@ class ResidualAndNorm final : public Sink {
   const Buffer& norm_out_;
 };
 
-struct Named {
-  const char* name;
-  const Buffer& buffer;
-};
-
-void RequireRows(const char* operation, const Buffer& send, const Norm& norm) {
-  const size_t row = norm.weight.count;
-  if (norm.bias != nullptr && norm.bias->count != row) {
-    Fail(kind::kValue, operation, ": weight has ", row, " elements, bias has ", norm.bias->count,
-         "; both must have those of a row");
-  }
-  if (row == 0 ? send.count != 0 : send.count % row != 0) {
-    Fail(kind::kValue, operation, ": send has ", send.count, " elements, which are no rows of ",
-         row, ", as many as weight has");
-  }
-}
-
-void RequireApart(const char* operation, const Named& output, const Named& other) {
-  if (!output.buffer.Overlaps(other.buffer)) return;
-  Fail(kind::kValue, operation, ": ", output.name, " overlaps ", other.name,
-       "; outputs must be apart from all else, but residual_out may be residual");
-}
-
 }  // namespace
 
-void AllReduceNormBy(const Buffer& send, const Buffer& residual, const Norm& norm, uint8_t flags,
-                     const Buffer& residual_out, const Buffer& norm_out, const NormRun& run) {
-  const bool centred = norm.bias != nullptr;
-  const char* const operation = centred ? "allreduce_layer_norm" : "allreduce_rms_norm";
-  for (const Named& one : {Named{"residual", residual}, Named{"residual_out", residual_out}}) {
-    if (one.buffer.type == send.type && one.buffer.count == send.count) continue;
-    Fail(kind::kValue, operation, ": send has ", send.count, " x ", Name(send.type), ", ", one.name,
-         " has ", one.buffer.count, " x ", Name(one.buffer.type), "; they must be equal");
-  }
-  if (norm_out.count != send.count) {
-    Fail(kind::kValue, operation, ": send has ", send.count, " elements, norm_out has ",
-         norm_out.count, "; they must have as many");
-  }
-  RequireRows(operation, send, norm);
-  const NormFn normalise = RequireNorm(operation, send.type, norm_out.type);
-  const ReduceFn sum = RequireReduce(operation, send.type, ReduceKind::kSum);
-  for (const Named& input : {Named{"send", send}, Named{"weight", norm.weight},
-                             Named{"bias", centred ? *norm.bias : norm.weight}}) {
-    RequireApart(operation, {"residual_out", residual_out}, input);
-    RequireApart(operation, {"norm_out", norm_out}, input);
-  }
-  RequireApart(operation, {"norm_out", norm_out}, {"residual", residual});
-  RequireApart(operation, {"norm_out", norm_out}, {"residual_out", residual_out});
-  if (residual_out.data != residual.data) {
-    RequireApart(operation, {"residual_out", residual_out}, {"residual", residual});
-  }
+void AllReduceNormBy(const Call& call, const NormRun& run) {
+  const char* const operation = Name(call.collective);
+  const NormFn normalise = RequireNorm(operation, call.send.type, call.norm_out.type);
+  const ReduceFn sum = RequireReduce(operation, call.send.type, ReduceKind::kSum);
   std::vector<float> weights;
   std::vector<float> biases;
-  const NormRow row{norm.weight.count, Widened(operation, norm.weight, &weights),
-                    centred ? Widened(operation, *norm.bias, &biases) : nullptr,
-                    static_cast<float>(norm.epsilon)};
-  int64_t epsilon;
-  memcpy(&epsilon, &norm.epsilon, sizeof(epsilon));
-  Descriptor mine;
-  mine.op = centred ? OpName("allreduce_layer") : OpName("allreduce_rms");
-  mine.reduces = true;
-  mine.flags = flags;
-  mine.type = send.type;
-  mine.count = send.count;
-  mine.layout_hash = HashOf({static_cast<int64_t>(row.count), epsilon});
-  ResidualAndNorm sink(sum, residual, row, normalise, residual_out, norm_out);
-  run(sum, mine, sink);
+  const NormRow row{call.weight.count, Widened(operation, call.weight, &weights),
+                    call.bias.exists() ? Widened(operation, call.bias, &biases) : nullptr,
+                    static_cast<float>(call.epsilon)};
+  ResidualAndNorm sink(sum, call.residual, row, normalise, call.recv, call.norm_out);
+  run(sum, sink);
 }
 
-void AllReduceNorm(Rank& rank, const Buffer& send, const Buffer& residual, const Norm& norm,
-                   TeamId team_id, Strategy strategy, uint8_t flags, const Buffer& residual_out,
-                   const Buffer& norm_out) {
-  AllReduceNormBy(send, residual, norm, flags, residual_out, norm_out,
-                  [&](ReduceFn sum, Descriptor mine, Sink& sink) {
-                    Team team(rank, team_id);
-                    mine.offset = rank.OffsetOf(send.data, send.bytes());
-                    AllReduceInto(team, send, sum, strategy, mine, sink);
-                  });
+void AllReduceRmsNorm(Team& team, const Call& call) {
+  AllReduceNormBy(call, [&](ReduceFn sum, Sink& sink) {
+    AllReduceInto(team, call.send, sum, team.Describe(call), sink);
+  });
 }
+
+void AllReduceLayerNorm(Team& team, const Call& call) { AllReduceRmsNorm(team, call); }
 
 }  // namespace tvm_ipc

@@ -11,9 +11,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "shm/argument_checks.h"
 #include "shm/collectives.h"
-#include "shm/team_operation.h"
 
 namespace tvm_ipc {
 
@@ -72,96 +70,65 @@ void Run(Move move) {
   if (in_place && !no_exit) team.Enter(move.descriptor);
 }
 
-Descriptor Describe(Rank& rank, const OpName& op, const Buffer* source, ElementType type,
-                    size_t count, uint8_t flags, int root = -1) {
-  Descriptor descriptor;
-  descriptor.op = op;
-  descriptor.flags = flags;
-  descriptor.type = type;
-  descriptor.count = count;
-  descriptor.root = root;
-  if (source != nullptr) descriptor.offset = rank.OffsetOf(source->data, source->bytes());
-  return descriptor;
-}
-
 void Copy(uint8_t* to, const uint8_t* from, size_t bytes, bool stream) {
   if (to != from) CopyBytes(to, from, bytes, stream);
 }
 
 }  // namespace
 
-void AllGather(Rank& rank, const Buffer& send, TeamId team_id, uint8_t flags, const Buffer& recv) {
-  Team team(rank, team_id);
-  CheckAllGather(send, recv, {team.size(), team.index()});
-  const size_t chunk = send.bytes();
+void AllGather(Team& team, const Call& call) {
+  const Buffer& recv = call.recv;
+  const size_t chunk = call.send.bytes();
   const bool stream = recv.bytes() >= kStreamBytes;
-  Run({team, Describe(rank, "allgather", &send, send.type, send.count, flags), -1, send.begin(),
-       chunk, 1,
+  Run({team, team.Describe(call), -1, call.send.begin(), chunk, 1,
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
          Copy(recv.begin() + member * chunk + at, from, bytes, stream);
        },
        0});
 }
 
-void Broadcast(Rank& rank, const Buffer* send, int root, TeamId team_id, uint8_t flags,
-               const Buffer& recv) {
-  Team team(rank, team_id);
-  CheckRoot("broadcast", root, team.size());
-  const bool sends = team.index() == root;
-  CheckBroadcast(send, sends, recv);
-  const Buffer* source = sends ? send : nullptr;
+void Broadcast(Team& team, const Call& call) {
+  const Buffer& recv = call.recv;
+  const bool sends = team.index() == call.root;
   const bool stream = recv.bytes() >= kStreamBytes;
-  Run({team, Describe(rank, "broadcast", source, recv.type, recv.count, flags, team.rank(root)),
-       root, sends ? send->begin() : nullptr, recv.bytes(), 1,
+  Run({team, team.Describe(call), call.root, call.send.begin(), recv.bytes(), 1,
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
-         if (sends) from = send->begin() + at;
+         if (sends) from = call.send.begin() + at;
          Copy(recv.begin() + at, from, bytes, stream);
        },
        0});
 }
 
-void Scatter(Rank& rank, const Buffer* send, int root, TeamId team_id, uint8_t flags,
-             const Buffer& recv) {
-  Team team(rank, team_id);
-  CheckRoot("scatter", root, team.size());
-  const bool sends = team.index() == root;
+void Scatter(Team& team, const Call& call) {
+  const Buffer& recv = call.recv;
   const size_t chunk = static_cast<size_t>(team.index());
-  CheckScatter(send, sends, recv, {team.size(), team.index()});
-  const Buffer* source = sends ? send : nullptr;
   const bool stream = recv.bytes() >= kStreamBytes;
-  Run({team, Describe(rank, "scatter", source, recv.type, recv.count, flags, team.rank(root)), root,
-       sends ? send->begin() : nullptr, recv.bytes(), static_cast<size_t>(team.size()),
+  Run({team, team.Describe(call), call.root, call.send.begin(), recv.bytes(),
+       static_cast<size_t>(team.size()),
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
          Copy(recv.begin() + at, from, bytes, stream);
        },
        chunk});
 }
 
-void Gather(Rank& rank, const Buffer& send, int root, TeamId team_id, uint8_t flags,
-            const Buffer* recv) {
-  Team team(rank, team_id);
-  CheckRoot("gather", root, team.size());
-  const bool receives = team.index() == root;
-  CheckGather(send, receives, recv, {team.size(), team.index()});
-  const size_t chunk = send.bytes();
-  Run({team, Describe(rank, "gather", &send, send.type, send.count, flags, team.rank(root)), -1,
-       send.begin(), chunk, 1,
+void Gather(Team& team, const Call& call) {
+  const Buffer& recv = call.recv;
+  const bool receives = team.index() == call.root;
+  const size_t chunk = call.send.bytes();
+  Run({team, team.Describe(call), -1, call.send.begin(), chunk, 1,
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
          if (!receives) return;
-         Copy(recv->begin() + member * chunk + at, from, bytes, recv->bytes() >= kStreamBytes);
+         Copy(recv.begin() + member * chunk + at, from, bytes, recv.bytes() >= kStreamBytes);
        },
        0});
 }
 
-void Permute(Rank& rank, const Buffer& send, const Sources& sources, TeamId team_id, uint8_t flags,
-             const Buffer& recv) {
-  Team team(rank, team_id);
-  CheckPermute(send, sources, recv, {team.size(), team.index()});
+void Permute(Team& team, const Call& call) {
+  const Buffer& recv = call.recv;
+  const NumberView& sources = call.layout;
   const int64_t wanted = sources[team.index()];
   const bool stream = recv.bytes() >= kStreamBytes;
-  Descriptor mine = Describe(rank, "permute", &send, send.type, send.count, flags);
-  mine.layout_hash = HashOf(sources);
-  Run({team, mine, -1, send.begin(), send.bytes(), 1,
+  Run({team, team.Describe(call), -1, call.send.begin(), call.send.bytes(), 1,
        [&](int member, const uint8_t* from, size_t at, size_t bytes) {
          if (member == wanted) CopyBytes(recv.begin() + at, from, bytes, stream);
        },

@@ -19,58 +19,43 @@
 
 #include "core/point_to_point_waits_and_errors.h"
 #include "shm/collectives.h"
+#include "shm/endpoint_and_backend.h"
 
 namespace tvm_ipc {
 
-void Send(Rank& rank, const Buffer& send, int receiver) {
-  CheckPeer(rank, "send_to_worker", receiver);
-  const Link link = rank.BeginSend(receiver);
-  Channel& channel = link.channel;
-  uint32_t& packet = link.packet;
-  Descriptor mine = DescribeMessage(send);
-  auto publish = [&] {
-    Slot& slot = channel.slot[packet & 1];
-    slot.descriptor = mine;
-    Publish(slot.seq, packet, channel.receiver_sleeps);
-  };
-  const int64_t offset = rank.OffsetOf(send.data, send.bytes());
+void SharedMemoryEndpoint::Send(const Buffer& send, int receiver) {
+  CheckPeer(rank_, "send_to_worker", receiver);
+  const Link link = rank_.BeginSend(receiver);
+  MessageEnd message(rank_, link, send, receiver);
+  const int64_t offset = rank_.OffsetOf(send.data, send.bytes());
   if (offset >= 0 && send.bytes() > kPacketBytes) {
-    ++packet;
-    AwaitMessage(rank, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
-    mine.offset = offset;
-    publish();
-    AwaitMessage(rank, channel.taken, packet, channel.sender_sleeps, mine, "send to", receiver);
-    return;
+    message.AwaitSlot();
+    message.PublishPacket(offset);
+    return message.AwaitTaken();
   }
   for (size_t at = 0; at < send.bytes() || at == 0; at += kPacketBytes) {
-    ++packet;
-    AwaitMessage(rank, channel.taken, packet - 2, channel.sender_sleeps, mine, "send to", receiver);
-    CopyBytes(rank.packet_buffer(rank.id(), receiver, packet), send.begin() + at,
+    message.AwaitSlot();
+    CopyBytes(rank_.packet_buffer(rank_.id(), receiver, message.packet()), send.begin() + at,
               std::min(kPacketBytes, send.bytes() - at), false);
-    publish();
+    message.PublishPacket();
   }
 }
 
-void Receive(Rank& rank, const Buffer& recv, int sender) {
-  CheckPeer(rank, "recv_from_worker", sender);
-  const Link link = rank.BeginReceive(sender);
-  Channel& channel = link.channel;
-  uint32_t& packet = link.packet;
-  const Descriptor mine = DescribeMessage(recv);
+void SharedMemoryEndpoint::Receive(const Buffer& recv, int sender) {
+  CheckPeer(rank_, "recv_from_worker", sender);
+  const Link link = rank_.BeginReceive(sender);
+  MessageEnd message(rank_, link, recv, sender);
   for (size_t at = 0; at < recv.bytes() || at == 0; at += kPacketBytes) {
-    ++packet;
-    Slot& slot = channel.slot[packet & 1];
-    AwaitMessage(rank, slot.seq, packet, channel.receiver_sleeps, mine, "receive from", sender);
-    const Descriptor theirs = slot.descriptor;
-    if (!theirs.Agrees(mine)) FailMessage(rank, sender, theirs, mine);
-    const bool whole = theirs.offset >= 0;
-    const uint8_t* from = whole ? rank.segments()->base(sender) + theirs.offset
-                                : rank.packet_buffer(sender, rank.id(), packet);
+    const int64_t offset = message.AwaitPacket().offset;
+    const bool whole = offset >= 0;
+    const uint8_t* from = whole ? rank_.segments()->base(sender) + offset
+                                : rank_.packet_buffer(sender, rank_.id(), message.packet());
     const size_t bytes = whole ? recv.bytes() : std::min(kPacketBytes, recv.bytes() - at);
     CopyBytes(recv.begin() + at, from, bytes, recv.bytes() >= kStreamBytes);
-    Publish(channel.taken, packet, channel.sender_sleeps);
-    if (whole) return;
+    message.PublishTaken();
+    if (whole) break;
   }
+  if (rank_.link().on()) rank_.link().Travel(recv.bytes());
 }
 
 }  // namespace tvm_ipc

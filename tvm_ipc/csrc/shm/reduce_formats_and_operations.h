@@ -178,6 +178,26 @@ struct Maximum : Minimum {
   }
 };
 
+/*! \brief Bitwise operations on integers. */
+struct BitwiseAnd : Minimum {
+  template <typename Format, typename V>
+  static TVM_IPC_INLINE V Apply(V a, V x) {
+    return a & x;
+  }
+};
+struct BitwiseOr : Minimum {
+  template <typename Format, typename V>
+  static TVM_IPC_INLINE V Apply(V a, V x) {
+    return a | x;
+  }
+};
+struct BitwiseXor : Minimum {
+  template <typename Format, typename V>
+  static TVM_IPC_INLINE V Apply(V a, V x) {
+    return a ^ x;
+  }
+};
+
 /*! \brief Logical operations on bytes, of which only zero is false; the result is 0 or 1. */
 struct All : Minimum {
   static constexpr bool kTruth = true;

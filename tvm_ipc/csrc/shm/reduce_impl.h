@@ -331,20 +331,23 @@ inline void Copy(void* dst, const void* src, size_t bytes, bool stream) {
 template <typename Format>
 constexpr ReduceRow FloatRow() {
   return {{Reduce<Format, Sum>, Reduce<Format, Product>, Reduce<Format, Minimum>,
-           Reduce<Format, Maximum>, Reduce<Format, Average>}};
+           Reduce<Format, Maximum>, Reduce<Format, Average>, nullptr, nullptr, nullptr}};
 }
 
-// Signed sums and products have the same bits as unsigned ones, whose overflow is defined.
+// Signed sums, products and bitwise operations have the same bits as unsigned ones, whose overflow
+// is defined.
 template <typename T, typename Unsigned, ReduceFn kAverage>
 constexpr ReduceRow IntegerRow() {
   return {{Reduce<Native<Unsigned>, Sum>, Reduce<Native<Unsigned>, Product>,
-           Reduce<Native<T>, Minimum>, Reduce<Native<T>, Maximum>, kAverage}};
+           Reduce<Native<T>, Minimum>, Reduce<Native<T>, Maximum>, kAverage,
+           Reduce<Native<Unsigned>, BitwiseAnd>, Reduce<Native<Unsigned>, BitwiseOr>,
+           Reduce<Native<Unsigned>, BitwiseXor>}};
 }
 
 constexpr ReduceRow TruthRow() {
   using Bytes = Native<uint8_t>;
-  return {
-      {Reduce<Bytes, Any>, Reduce<Bytes, All>, Reduce<Bytes, All>, Reduce<Bytes, Any>, nullptr}};
+  return {{Reduce<Bytes, Any>, Reduce<Bytes, All>, Reduce<Bytes, All>, Reduce<Bytes, Any>, nullptr,
+           nullptr, nullptr, nullptr}};
 }
 
 /*! \brief Return the table, with its rows in the order of ReduceType. */

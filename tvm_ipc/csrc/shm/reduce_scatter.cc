@@ -11,37 +11,27 @@
  */
 #include <algorithm>
 
-#include "shm/argument_checks.h"
 #include "shm/collectives.h"
-#include "shm/team_operation.h"
 
 namespace tvm_ipc {
 
-void ReduceScatter(Rank& rank, const Buffer& send, ReduceKind kind, TeamId team_id, uint8_t flags,
-                   const Buffer& recv) {
-  const ReduceFn reduce = RequireReduce("reduce_scatter", send.type, kind);
-  Team team(rank, team_id);
+void ReduceScatter(Team& team, const Call& call) {
+  const Buffer& send = call.send;
+  const Buffer& recv = call.recv;
+  const ReduceFn reduce = RequireReduce("reduce_scatter", send.type, call.kind);
   const int n = team.size();
   const int me = team.index();
-  CheckReduceScatter(send, recv, {n, me});
   const size_t part = recv.bytes();
   const uint8_t* own = send.begin() + me * part;
   const bool stream = part >= kStreamBytes;
-  Descriptor mine;
-  mine.op = "reduce_scatter";
-  mine.reduces = true;
-  mine.kind = kind;
-  mine.flags = flags;
-  mine.type = send.type;
-  mine.count = send.count;
-  mine.offset = rank.OffsetOf(send.data, send.bytes());
+  const Descriptor mine = team.Describe(call);
   const void* sources[kMaxRanks];
   if (n > 1 && send.bytes() > kEagerBytes) {
     team.Enter(mine);
     if (team.InArenas()) {
       for (int i = 0; i < n; ++i) sources[i] = team.memory(i, team.exposed(i).offset) + me * part;
       reduce(recv.data, sources, n, recv.count, stream);
-      if (!(flags & kNoExitBarrier)) team.Enter(mine);
+      if (!(call.flags & kNoExitBarrier)) team.Enter(mine);
       return;
     }
   }

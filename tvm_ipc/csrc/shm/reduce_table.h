@@ -37,7 +37,7 @@ enum ReduceType : int {
   kReduceBool,
   kNumReduceTypes
 };
-constexpr int kNumReduceKinds = 5;
+constexpr int kNumReduceKinds = 8;
 
 /*! \brief The parameters of a row's normalisation. `bias` is that of a LayerNorm, null for an
  *         RMSNorm. */

@@ -11,9 +11,7 @@
  */
 #include <algorithm>
 
-#include "shm/argument_checks.h"
 #include "shm/collectives.h"
-#include "shm/team_operation.h"
 
 namespace tvm_ipc {
 
@@ -24,26 +22,16 @@ constexpr size_t kSharedBytes = 64 << 10;
 
 }  // namespace
 
-void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, TeamId team_id,
-            uint8_t flags, const Buffer* recv) {
-  const ReduceFn reduce = RequireReduce("reduce", send.type, kind);
-  Team team(rank, team_id);
+void Reduce(Team& team, const Call& call) {
+  const Buffer& send = call.send;
+  const Buffer& recv = call.recv;
+  const ReduceFn reduce = RequireReduce("reduce", send.type, call.kind);
   const int n = team.size();
   const int me = team.index();
-  CheckRoot("reduce", root, n);
-  const bool receives = me == root;
-  CheckReduce(send, receives, recv);
+  const bool receives = me == call.root;
   const bool stream = send.bytes() >= kStreamBytes;
   const size_t width = send.type.bytes();
-  Descriptor mine;
-  mine.op = "reduce";
-  mine.reduces = true;
-  mine.kind = kind;
-  mine.flags = flags;
-  mine.type = send.type;
-  mine.count = send.count;
-  mine.root = team.rank(root);
-  mine.offset = rank.OffsetOf(send.data, send.bytes());
+  const Descriptor mine = team.Describe(call);
   const void* sources[kMaxRanks];
   if (n > 1 && send.bytes() > kEagerBytes) {
     team.Enter(mine);
@@ -52,8 +40,8 @@ void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, TeamId te
       for (int i = 0; i < n; ++i) inputs[i] = team.memory(i, team.exposed(i).offset);
       if (send.bytes() <= kSharedBytes) {
         for (int i = 0; i < n; ++i) sources[i] = inputs[i];
-        if (receives) reduce(recv->data, sources, n, send.count, stream);
-        if (!(flags & kNoExitBarrier)) team.Enter(mine);
+        if (receives) reduce(recv.data, sources, n, send.count, stream);
+        if (!(call.flags & kNoExitBarrier)) team.Enter(mine);
         return;
       }
       const size_t slice = kStageBytes;
@@ -63,7 +51,7 @@ void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, TeamId te
         reduce(team.NextBuffer(), sources, n, (start(me + 1) - start(me)) / width, false);
         team.Enter(mine);
         for (int i = 0; receives && i < n; ++i) {
-          CopyBytes(recv->begin() + start(i), team.buffer(i), start(i + 1) - start(i), stream);
+          CopyBytes(recv.begin() + start(i), team.buffer(i), start(i + 1) - start(i), stream);
         }
       }
       return;
@@ -75,7 +63,7 @@ void Reduce(Rank& rank, const Buffer& send, ReduceKind kind, int root, TeamId te
     team.Enter(mine);
     for (int i = 0; i < n; ++i) sources[i] = team.buffer(i);
     sources[me] = send.begin() + at;
-    if (receives) reduce(recv->begin() + at, sources, n, bytes / width, stream);
+    if (receives) reduce(recv.begin() + at, sources, n, bytes / width, stream);
   }
 }
 

@@ -120,7 +120,7 @@ ReduceFn FindReduce(ElementType type, ReduceKind kind) {
 ReduceFn RequireReduce(const char* operation, ElementType type, ReduceKind kind) {
   if (const ReduceFn reduce = FindReduce(type, kind)) return reduce;
   Fail(kind::kType, operation, ": ", Name(kind), " of ", Name(type),
-       " is not supported; cast to a type that is, such as float32");
+       " is not supported; cast to a type that is, such as ", SupportedTypeOf(kind));
 }
 
 /*! \brief Return the row of a type that can be normalised; throw if it cannot. */

@@ -27,16 +27,22 @@ class Team {
  public:
   /*! \param id 0 for the world, 1 for the rank's group, otherwise a user-created team
    *         (core/teams.h). */
-  Team(Rank& rank, TeamId id) : guard_(rank.Begin(id)), segments_(*rank.segments()) {}
+  Team(Rank& rank, TeamId id) : Team(rank, rank.Begin(id)) {}
 
   /*! \brief Make a team of the members of an operation that has begun. */
-  Team(Rank& rank, OpGuard guard) : guard_(std::move(guard)), segments_(*rank.segments()) {}
+  Team(Rank& rank, OpGuard guard) : rank_(rank), guard_(std::move(guard)) {}
 
   const TeamBarrier& barrier() const { return guard_.barrier; }
   int size() const { return guard_.barrier.size(); }
   /*! \brief Return this rank's index in the team. */
   int index() const { return guard_.barrier.index(); }
   int rank(int index) const { return guard_.barrier.rank(index); }
+  /*! \brief Return the descriptor of a call, with the offset of its input. */
+  Descriptor Describe(const Call& call) const {
+    Descriptor mine = DescriptorOf(call, rank(call.root));
+    mine.offset = rank_.OffsetOf(call.send.data, call.send.bytes());
+    return mine;
+  }
   void Enter(const Descriptor& mine) { guard_.barrier.Enter(mine); }
   void Enter(const Descriptor& mine, std::chrono::nanoseconds deadline) {
     guard_.barrier.Enter(mine, deadline);
@@ -72,17 +78,17 @@ class Team {
   }
   const uint8_t* memory(int index, int64_t offset) const {
     Trace("read input", rank(index), 0);
-    return segments_.base(rank(index)) + offset;
+    return rank_.segments()->base(rank(index)) + offset;
   }
 
  private:
   uint8_t* StagingBuffer(int index, uint32_t step) const {
-    return segments_.base(rank(index)) +
+    return rank_.segments()->base(rank(index)) +
            (2 * guard_.barrier.slot_index(index) + (step & 1)) * kStageBytes;
   }
 
+  Rank& rank_;
   OpGuard guard_;
-  const Segments& segments_;
 };
 
 }  // namespace tvm_ipc

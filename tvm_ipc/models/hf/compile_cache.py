@@ -6,8 +6,8 @@ configuration, the number of workers, the element type, the processor, and the v
 A finished library is renamed into the cache, so several processes may compile the same model at a
 time.
 
-This module does not need TVM's compiler, PyTorch or transformers. `compile_steps_in_child` does,
-and runs in a child process.
+This module does not need TVM's compiler, PyTorch or transformers. `compile_and_map_names_in_child`
+does, and runs in a child process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,13 +33,13 @@ from tvm_ipc import comm, this_machine
 from tvm_ipc.comm.placements import placement_of
 from tvm_ipc.errors import IPCError, ModelError
 from tvm_ipc.models.hf.model_folder import ModelFolder
-from tvm_ipc.models.hf.user_sharding_plan import Plan
+from tvm_ipc.models.hf.user_sharding_plan import Plan, shards_experts
 from tvm_ipc.runtime import config as settings
 from tvm_ipc.runtime.subprocess_call import run_in_child
 from tvm_ipc.spmd import ShardSpec
 
 #: The version of the cache's file format; part of the key.
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 _DAY: Final = 86400
 #: A folder with fewer free bytes may be too small for the compiler's output.
 _NEEDED_DISK_SPACE: Final = 256 << 20
@@ -79,16 +79,18 @@ class CompiledModel:
 
     Attributes
     ----------
-    library : the library that each rank loads, with the functions `prefill` and `decode`.
+    library : the library that each rank loads, with the functions `prefill` and `decode`; or with
+        `decode_batch`.
     shards : how each weight is sharded, in the order in which the functions take the weights.
     caches : the keys and the values of each layer, as one rank stores them.
     vocabulary : the number of tokens in the vocabulary.
     dtype : the type that the functions compute in.
     ignored : regular expressions for names in checkpoints that the model does not have.
-    collectives : the number of collectives of each kind in both functions.
+    collectives : the number of collectives of each kind in these functions.
     notes : remarks about the plan, for the user.
     cached : whether the library was in the cache already.
     why_not_cached : why the library was not written to the cache; "" if it was.
+    plan : which weights to shard, and how, as the caller specified it.
     """
 
     library: Path
@@ -101,6 +103,7 @@ class CompiledModel:
     notes: tuple[str, ...] = ()
     cached: bool = False
     why_not_cached: str = ""
+    plan: Plan = None
 
 
 def load_or_compile(
@@ -109,6 +112,7 @@ def load_or_compile(
     dtype: str,
     progress: Callable[[str], None] = lambda _: None,
     plan: Plan = None,
+    batch_of: CompiledModel | None = None,
 ) -> CompiledModel:
     """Return the compiled model of a folder: from the cache, or compiled now.
 
@@ -119,25 +123,53 @@ def load_or_compile(
     dtype : the type to compute in.
     progress : called with a short text before each step.
     plan : which weights to shard, and how; see `sharding`.
+    batch_of : the model that batches share the weights with; the result then has the function for
+        batches of requests only. Its plan is that of this model.
     """
-    key = _cache_key(folder, workers, dtype, plan)
+    plan = plan if batch_of is None else batch_of.plan
+    request = {
+        "path": str(folder.path),
+        "config": folder.config,
+        "workers": workers,
+        "dtype": dtype,
+        "plan": plan,
+        "batch_of": None if batch_of is None else _facts_for_batches(batch_of),
+    }
+    compiled = _load_or_compile(request, progress)
+    return replace(compiled, plan=plan)
+
+
+def _facts_for_batches(compiled: CompiledModel) -> dict[str, Any]:
+    """Return what a function for batches must have in common with a compiled model."""
+    return {
+        "placements": {
+            name: list(map(str, spec.placements)) for name, spec in compiled.shards.items()
+        },
+        "caches": [[cache.heads, cache.dim, cache.dtype] for cache in compiled.caches],
+    }
+
+
+def _load_or_compile(request: Mapping[str, Any], progress: Callable[[str], None]) -> CompiledModel:
+    workers = request["workers"]
+    inputs = {name: value for name, value in request.items() if name != "path"}
+    key = _cache_key({**inputs, "processor": this_machine.instruction_sets()})
     cache = settings.cache_folder()
     entry = cache / "models" / key
     why_not = ""
     try:
-        _check_ownership(cache, entry.parent, entry, entry / FACTS, entry / LIBRARY)
+        check_ownership(cache, entry.parent, entry, entry / FACTS, entry / LIBRARY)
         compiled = _read_cached(entry, workers)
         if compiled is not None:
             return compiled
         entry.parent.mkdir(parents=True, exist_ok=True)
-        _check_ownership(cache, entry.parent)  # another user may have created it meanwhile
+        check_ownership(cache, entry.parent)  # another user may have created it meanwhile
         work = Path(tempfile.mkdtemp(prefix=f".{key[:16]}-", dir=entry.parent))
         _remove_abandoned(entry.parent)
     except OSError as error:
         work, why_not = Path(tempfile.mkdtemp(prefix="tvm_ipc-model-")), str(error)
         atexit.register(shutil.rmtree, work, ignore_errors=True)
     try:
-        _compile_into(work, folder, workers, dtype, progress, plan)
+        _compile_into(work, request, progress)
         if why_not:
             return _read(work, workers, why_not)
         if not _publish(work, entry):
@@ -148,23 +180,9 @@ def load_or_compile(
         raise
 
 
-def _compile_into(
-    work: Path,
-    folder: ModelFolder,
-    workers: int,
-    dtype: str,
-    progress: Callable[[str], None],
-    plan: Plan,
-) -> None:
+def _compile_into(work: Path, request: Mapping[str, Any], progress: Callable[[str], None]) -> None:
     """Compile into a private folder, in a child process that imports PyTorch and the compiler."""
-    request = {
-        "work": str(work),
-        "path": str(folder.path),
-        "config": folder.config,
-        "workers": workers,
-        "dtype": dtype,
-        "plan": plan,
-    }
+    request = {**request, "work": str(work), "imported": str(_imported_entry(request))}
     try:
         run_in_child(
             "tvm_ipc.models.hf.compile_and_map_names_in_child:compile_model",
@@ -194,8 +212,8 @@ def _describe_full_disk(folders: Mapping[str, Path]) -> str:
     return ""
 
 
-def _cache_key(folder: ModelFolder, workers: int, dtype: str, plan: Plan) -> str:
-    """Return a hash of everything that a compiled library depends on."""
+def _cache_key(inputs: Mapping[str, Any]) -> str:
+    """Return a hash of the code, and all else that something in the cache depends on."""
     code = hashlib.sha256()
     root = Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
@@ -206,15 +224,22 @@ def _cache_key(folder: ModelFolder, workers: int, dtype: str, plan: Plan) -> str
             versions[package] = version(package)
     inputs = {
         "format": _FORMAT,
-        "config": folder.config,
-        "workers": workers,
-        "dtype": dtype,
-        "processor": this_machine.instruction_sets(),
-        "plan": plan,
+        **inputs,
         "code": code.hexdigest(),
         "versions": versions,
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:40]
+
+
+def _imported_entry(request: Mapping[str, Any]) -> Path:
+    """Return where the cache has the imported model, for all plans with the same operators."""
+    inputs = {name: request[name] for name in ("config", "dtype")}
+    experts, batch = shards_experts(request["plan"]), request["batch_of"] is not None
+    return (
+        settings.cache_folder()
+        / "imported"
+        / _cache_key({**inputs, "experts": experts, "batch": batch})
+    )
 
 
 def _publish(work: Path, entry: Path) -> bool:
@@ -230,7 +255,7 @@ def _publish(work: Path, entry: Path) -> bool:
         return (entry / FACTS).is_file()
 
 
-def _check_ownership(*paths: Path) -> None:
+def check_ownership(*paths: Path) -> None:
     """Raise PermissionError if another user could have written code that would run here.
 
     The digest of a library detects damage, not intent. Folders above the cache are the user's own

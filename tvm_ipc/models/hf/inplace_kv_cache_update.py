@@ -23,13 +23,15 @@ without a copy. The pass runs on the program of one rank.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import tvm
 from tvm import relax, tirx
 from tvm.script import tirx as T  # noqa: N812
 
+from tvm_ipc.analysis.resolve_variables import fields_of, values_of
 from tvm_ipc.analysis.walk_and_rewrite_bindings import begin_with, rewrite, typed, with_value
 from tvm_ipc.errors import ModelError
 from tvm_ipc.packed_functions.program_function_declarations import VIEW
@@ -77,7 +79,11 @@ class _InPlaceUpdate:
         weight_tuple = relax.Var("weights", relax.TupleType([var.ty for var in weights]))
         self.cache_index = {var: k for k, var in enumerate(past)}
         self.updated: set[int] = set()
-        body = rewrite(function, self._rewrite_concat)
+        #: The bindings of the keys or values of all tokens, by their variables. They are emitted
+        #: together, before the first use of one of them, so that no cache is written between a
+        #: view and the attention that reads it: passes must assume that caches are the same.
+        self.views: dict[relax.Var, list[relax.Binding]] = {}
+        body = rewrite(function, self._rewrite_binding)
         if len(self.updated) != caches:
             missing = next(k for k in range(caches) if k not in self.updated)
             raise ModelError(
@@ -89,8 +95,8 @@ class _InPlaceUpdate:
             for k, var in enumerate(weights)
         ]
         body = begin_with(body, unpack) if unpack else body
-        blocks, logits = body.body.blocks, _first_result(body.body)
-        result = typed(relax.SeqExpr(blocks, logits), logits.ty)
+        logits = fields_of(body.body.body, values_of(body))[0]
+        result = typed(relax.SeqExpr(body.body.blocks, logits), logits.ty)
         updated = relax.Function(
             [ids, positions, at, self.caches, weight_tuple],
             result,
@@ -106,6 +112,17 @@ class _InPlaceUpdate:
         batch, heads, _, dim = ty.shape
         assert int(batch) == 1, ty
         return relax.TensorType([self.room, heads, dim], ty.dtype)
+
+    def _rewrite_binding(
+        self, binding: relax.Binding, value: relax.Expr
+    ) -> Sequence[relax.Binding] | None:
+        """Replace a concatenation, or emit the views that a binding needs before it."""
+        update = self._rewrite_concat(binding, value)
+        if update is not None or self.views.keys().isdisjoint(relax.analysis.free_vars(value)):
+            return update
+        views = [view for of_cache in self.views.values() for view in of_cache]
+        self.views.clear()
+        return [*views, binding]
 
     def _rewrite_concat(
         self, binding: relax.Binding, value: relax.Expr
@@ -142,24 +159,15 @@ class _InPlaceUpdate:
             relax.ShapeExpr([1, count, heads, dim]),
             ty_args=[seen_type],
         )
+        permuted = typed(relax.op.permute_dims(seen, [0, 2, 1, 3]), total)
+        self.views[binding.var] = [relax.VarBinding(seen, view), with_value(binding, permuted)]
         return [
             relax.VarBinding(cache, relax.TupleGetItem(self.caches, index)),
             relax.VarBinding(kept, appended),
-            relax.VarBinding(seen, view),
-            with_value(binding, typed(relax.op.permute_dims(seen, [0, 2, 1, 3]), total)),
         ]
 
 
-def _first_result(body: relax.SeqExpr) -> Any:
-    """Return the first field of the tuple that a function returns."""
-    result = body.body
-    if isinstance(result, relax.Var):
-        values = {b.var: b.value for block in body.blocks for b in block.bindings}
-        result = values.get(result, result)
-    assert isinstance(result, relax.Tuple), result
-    return result.fields[0]
-
-
+@functools.cache  # parsing it takes 30 ms, and the caches of most models are all alike
 def _append(heads: int, dim: int, dtype: str) -> tirx.PrimFunc:
     @T.prim_func(private=True, s_tir=True)  # type: ignore[untyped-decorator]
     def append(cache_handle: T.handle, new_handle: T.handle, at: T.int64) -> None:

@@ -4,33 +4,28 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Final, overload
-
-import numpy as np
-import tvm_ffi
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, overload
 
 from tvm_ipc import arguments
 from tvm_ipc.errors import ModelError
+from tvm_ipc.models.hf.batch import (
+    MAX_REQUESTS,
+    Batch,
+    CheckedPrompt,
+    RequestTokens,
+    add_and_iterate,
+    several_prompts,
+)
 from tvm_ipc.models.hf.compile_cache import CompiledModel, load_or_compile
 from tvm_ipc.models.hf.model_folder import DTYPES, ModelFolder, read_folder
+from tvm_ipc.models.hf.model_steps import PREFILL_CHUNK, ModelSteps
 from tvm_ipc.models.hf.prompts import TextPrompt, as_text_prompt, check_vocabulary, encode
 from tvm_ipc.models.hf.read_config_and_tokenizer import tokenizer as read_tokenizer
 from tvm_ipc.models.hf.sampling import Sampler
 from tvm_ipc.models.hf.text_stream import TextStream
 from tvm_ipc.models.hf.user_sharding_plan import parse_plan
-from tvm_ipc.models.hf.weight_to_stored_name_cache import weight_names
-from tvm_ipc.models.weights.list_checkpoint_tensors import read_checkpoint
-from tvm_ipc.models.weights.load import load_weights
-from tvm_ipc.models.weights.stack_or_concat_source_tensors import leaf_names
-from tvm_ipc.runtime.references import DRef
 from tvm_ipc.runtime.session import Session
-
-#: Tokens of a prompt that one call processes. The attention scores of a head have this many rows.
-_PREFILL_CHUNK: Final = 512
-#: The capacity of a KV cache, in tokens, is a multiple of this.
-_CAPACITY_STEP: Final = 64
 
 
 def load(
@@ -52,8 +47,9 @@ def load(
         writes it.
     session : the session whose workers share the model.
     plan : which weights to shard, and how. It is a mapping from patterns of weight names to styles
-        or placements, as `parallelize` takes it; "auto" for automatic sharding; or None for the
-        plan of transformers. If transformers has no plan, None means automatic sharding.
+        or placements, as `parallelize` takes it; "auto" for automatic sharding; "experts" for the
+        plan of transformers with the experts of a mixture sharded; or None for the plan of
+        transformers. If transformers has no plan, None means automatic sharding.
     dtype : the type to compute in: "float32", "bfloat16" or "float16"; by default the type of the
         weights.
     progress : called with a short text before each step.
@@ -90,7 +86,7 @@ def load(
     dtype = compute_dtype(model_folder, dtype)
     compiled = load_or_compile(model_folder, session.num_workers, dtype, progress, plan)
     progress("loading weights")
-    return Model(session, model_folder, compiled)
+    return Model(session, model_folder, compiled, progress=progress)
 
 
 def compute_dtype(folder: ModelFolder, dtype: str | None) -> str:
@@ -113,6 +109,7 @@ class Model:
     folder : the folder that the model was loaded from.
     compiled : the compiled model that the workers run.
     tokenizer : the tokenizer of the folder, read when it is first used.
+    progress : called with a short text before each step of a compilation.
 
     Examples
     --------
@@ -130,14 +127,12 @@ class Model:
         folder: ModelFolder,
         compiled: CompiledModel,
         tokenizer: Any = None,
+        progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.session, self.folder, self.compiled = session, folder, compiled
+        self.progress = progress
         self._tokenizer = tokenizer
-        functions = session.load_vm_module(str(compiled.library))
-        self._prefill, self._decode = functions["prefill"], functions["decode"]
-        self._make_tuple = session.get_global_func("vm.builtin.make_tuple")
-        self._weights = self._make_tuple(*_load_weights(session, folder, compiled))
-        session.sync()
+        self._steps = ModelSteps(session, folder, compiled)
 
     @property
     def vocabulary(self) -> int:
@@ -193,9 +188,10 @@ class Model:
         cancelled: Callable[[], bool] | None = None,
     ) -> Iterator[int]: ...
 
+    @overload
     def generate(
         self,
-        prompt: TextPrompt | Iterable[int],
+        prompt: list[str] | list[list[dict[str, str]]],
         max_new_tokens: int = 16,
         *,
         temperature: float = 0.0,
@@ -204,17 +200,48 @@ class Model:
         seed: int | None = None,
         stop: str | Iterable[int | str] | None = None,
         cancelled: Callable[[], bool] | None = None,
-    ) -> Iterator[int] | TextStream:
+    ) -> list[TextStream]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[list[int]],
+        max_new_tokens: int = 16,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Iterable[int] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> list[Iterator[int]]: ...
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int = 16,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: str | Iterable[int | str] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Iterator[int] | TextStream | Sequence[Iterator[int] | TextStream]:
         """Continue a prompt: yield text for a text or a chat, and tokens for tokens.
 
         Each piece of text and each token is yielded as soon as it is computed. All text without
         streaming is `"".join(model.generate(prompt))`.
 
+        Of a list of prompts, up to 16, the result is a list with the texts or tokens of each. They
+        are generated together, so that each read of the weights serves all of them, and they are
+        the same as for each prompt alone. `batch()` lets prompts join and leave meanwhile.
+
         Parameters
         ----------
         prompt : a text; or the messages of a chat, such as `[{"role": "user", "content": "Hi"}]`,
             which the chat template of the model converts to a prompt for the next answer; or
-            tokens, at least one.
+            tokens, at least one; or a list of these.
         max_new_tokens : the most tokens to generate.
         temperature : 0 for greedy decoding; otherwise the logits are divided by it, and tokens are
             sampled.
@@ -232,74 +259,136 @@ class Model:
         Yields
         ------
         str or int
-            The next piece of the text, from a `TextStream`; or the next token, for tokens.
+            The next piece of the text, from a `TextStream`; or the next token, for tokens. For a
+            list of prompts, a list of iterators with these is returned.
 
         Raises
         ------
         ModelError
             The folder has no tokenizer, or no chat template, and the prompt needs one; or the chat
-            template refuses the messages.
+            template refuses the messages. Or there are several prompts, and batches of the model
+            are not supported.
         ValueError
-            The prompt is empty, or prompt and `max_new_tokens` exceed the context of the model.
+            The prompt is empty, or prompt and `max_new_tokens` exceed the context of the model; or
+            there are more than 16 prompts.
         """
-        tokens = self._tokenize("generate", prompt)
-        is_text = as_text_prompt(prompt) is not None
+        options = (temperature, top_k, top_p, seed)
+        prompts = several_prompts(prompt)
+        if prompts is not None and len(prompts) > MAX_REQUESTS:
+            raise ValueError(
+                f"generate: prompt is {arguments.quote(prompt)}, which has {len(prompts)} prompts; "
+                f"expected {MAX_REQUESTS} or fewer; pass fewer, or add them to a batch() as others "
+                "end"
+            )
+        if cancelled is not None:
+            arguments.function("generate: cancelled", cancelled)
+        checked = [
+            self._check_prompt("generate", item, max_new_tokens, options, stop)
+            for item in ([prompt] if prompts is None else prompts)
+        ]
+        if prompts is None:
+            return self._as_result(checked[0], self._generate(checked[0], cancelled))
+        batch = self.batch(len(checked))
+        iterators = add_and_iterate(batch, checked, cancelled)
+        return [self._as_result(*pair) for pair in zip(checked, iterators, strict=True)]
+
+    def batch(self, size: int = 8) -> Batch:
+        """Return a batch without requests, to which requests are added, also while others run.
+
+        The function that runs several requests is compiled when the first batch of more than one
+        request is made, and cached like the model. Memory for keys and values is allocated for each
+        request, not for the batch.
+
+        Parameters
+        ----------
+        size : the most requests at the same time, 1 to 16.
+
+        Returns
+        -------
+        Batch
+            The batch.
+
+        Raises
+        ------
+        ModelError
+            Batches of this model are not supported; the message explains why.
+
+        Examples
+        --------
+        >>> import tvm_ipc
+        >>> with tvm_ipc.Session(2) as session:
+        ...     model = tvm_ipc.models.load("model", session)  # a folder of save_pretrained
+        ...     batch = model.batch(size=2)
+        ...     requests = [batch.add(prompt, max_new_tokens=4) for prompt in ([1, 15], [33])]
+        ...     while batch.requests:
+        ...         tokens = batch.step()  # the next token of each request
+        >>> [len(request.tokens) for request in requests]
+        [4, 4]
+        """
+        wanted = f"a number of requests, 1 to {MAX_REQUESTS}"
+        size = arguments.integer("batch: size", size, wanted, 1, MAX_REQUESTS)
+        if size > 1 and not self._steps.has_batch:
+            workers, dtype = self.session.num_workers, self.compiled.dtype
+            compiled = load_or_compile(
+                self.folder, workers, dtype, self.progress, batch_of=self.compiled
+            )
+            self._steps.load_batch(compiled)
+        return Batch(self._steps, size, self._check_prompt, lambda: self.tokenizer)
+
+    def _check_prompt(
+        self,
+        where: str,
+        prompt: object,
+        max_new_tokens: int,
+        options: tuple[float, int | None, float, int | None],
+        stop: object,
+    ) -> CheckedPrompt:
+        """Check a prompt and the options of its generation; `where` begins error messages.
+
+        `options` are the temperature, top_k, top_p and the seed.
+        """
+        tokens = self._tokenize(where, prompt)
         wanted = "a number of tokens, 1 or more"
-        count = arguments.integer("generate: max_new_tokens", max_new_tokens, wanted, 1)
+        count = arguments.integer(f"{where}: max_new_tokens", max_new_tokens, wanted, 1)
         context = self.folder.context
         if context is not None and len(tokens) + count > context:
             raise ValueError(
-                f"generate: {len(tokens)} tokens and {count} new ones are more than the "
+                f"{where}: {len(tokens)} tokens and {count} new ones are more than the "
                 f"{context} that the model supports; pass fewer tokens, or a smaller max_new_tokens"
             )
-        sampler = Sampler(temperature, top_k, top_p, seed)
-        ends, stop_strings = self._check_stop(stop, is_text)
-        if cancelled is not None:
-            arguments.function("generate: cancelled", cancelled)
-        generated = self._generate(tokens, count, sampler, ends, cancelled)
-        if not is_text:
-            return generated
-        return TextStream(self.tokenizer, generated, count, ends, stop_strings)
+        sampler = Sampler(*options, where)
+        is_text = as_text_prompt(prompt) is not None
+        ends, stop_strings = self._check_stop(where, stop, is_text)
+        return CheckedPrompt(tokens, count, sampler, ends, stop_strings, is_text)
+
+    def _as_result(
+        self, prompt: CheckedPrompt, tokens: Generator[int, None, None] | RequestTokens
+    ) -> Iterator[int] | TextStream:
+        """Return tokens, or for a text the text of them."""
+        if not prompt.is_text:
+            return tokens
+        ends, stop_strings = prompt.ends, prompt.stop_strings
+        return TextStream(self.tokenizer, tokens, prompt.max_new_tokens, ends, stop_strings)
 
     def _generate(
-        self,
-        prompt: list[int],
-        count: int,
-        sampler: Sampler,
-        ends: frozenset[int],
-        cancelled: Callable[[], bool] | None,
+        self, checked: CheckedPrompt, cancelled: Callable[[], bool] | None
     ) -> Generator[int, None, None]:
-        caches = self._allocate_caches(len(prompt) + count)
-        for seen in range(0, len(prompt), _PREFILL_CHUNK):
-            chunk = prompt[seen : seen + _PREFILL_CHUNK]
-            logits = self._step(self._prefill, chunk, seen, caches)
+        prompt, count = checked.tokens, checked.max_new_tokens
+        caches = self._steps.allocate_caches(len(prompt) + count)
+        for seen in range(0, len(prompt), PREFILL_CHUNK):
+            logits = self._steps.prefill(prompt[seen : seen + PREFILL_CHUNK], seen, caches)
             if cancelled is not None:
                 self.session.sync()  # commands are asynchronous: those already sent would run
                 if cancelled():
                     return
         seen = len(prompt)
         for number in range(1, count + 1):
-            token = sampler(self.session.get(logits)[0])
+            token = checked.sampler(self.session.get(logits)[0])
             yield token
-            if token in ends or number == count or (cancelled is not None and cancelled()):
+            if token in checked.ends or number == count or (cancelled is not None and cancelled()):
                 return
-            logits = self._step(self._decode, [token], seen, caches)
+            logits = self._steps.decode(token, seen, caches)
             seen += 1
-
-    def _step(self, function: Any, tokens: list[int], seen: int, caches: DRef) -> DRef:
-        ids = np.array([tokens], "int64")
-        positions = np.arange(seen, seen + len(tokens), dtype="int64")[None]
-        result: DRef = function(ids, positions, tvm_ffi.Shape([seen]), caches, self._weights)
-        return result
-
-    def _allocate_caches(self, tokens: int) -> DRef:
-        capacity = -(-tokens // _CAPACITY_STEP) * _CAPACITY_STEP
-        tensors = [
-            self.session.empty((capacity, spec.heads, spec.dim), spec.dtype)
-            for spec in self.compiled.caches
-        ]
-        caches: DRef = self._make_tuple(*tensors)
-        return caches
 
     def _tokenize(self, where: str, prompt: object) -> list[int]:
         name = f"{where}: prompt"
@@ -317,9 +406,11 @@ class Model:
             raise arguments.wrong_value(name, f"{wanted}, at least one", prompt)
         return tokens
 
-    def _check_stop(self, stop: object, is_text: bool) -> tuple[frozenset[int], tuple[str, ...]]:
+    def _check_stop(
+        self, where: str, stop: object, is_text: bool
+    ) -> tuple[frozenset[int], tuple[str, ...]]:
         """Return the end tokens and the stop strings."""
-        name, wanted = "generate: stop", "numbers of tokens, or strings that are not empty"
+        name, wanted = f"{where}: stop", "numbers of tokens, or strings that are not empty"
         if stop is None:
             return self.folder.ends(), ()
         items = [stop] if isinstance(stop, str) else stop
@@ -340,21 +431,3 @@ class Model:
                 "the prompt as a text, or the numbers of tokens as stop"
             )
         return tokens or self.folder.ends(), strings
-
-
-def _load_weights(session: Session, folder: ModelFolder, compiled: CompiledModel) -> list[DRef]:
-    """Load the weights, by the names that they have in the folder."""
-    stored = read_checkpoint(folder.path)
-    names = {
-        name: stored_name
-        for name, stored_name in weight_names(folder, stored, compiled).items()
-        if stored_name != name
-    }
-    wanted = {leaf for name in compiled.shards for leaf in leaf_names(names.get(name, name))}
-    ignored = [
-        name
-        for name in stored
-        if name not in wanted and any(re.search(pattern, name) for pattern in compiled.ignored)
-    ]
-    loaded = load_weights(session, folder.path, compiled.shards, names=names, ignore=ignored)
-    return list(loaded.values())

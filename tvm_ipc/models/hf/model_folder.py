@@ -74,16 +74,15 @@ class ModelFolder:
 def read_folder(folder: object) -> ModelFolder:
     """Read and check the configuration of a folder; raise `ModelError` if it has no model."""
     path = arguments.path("folder", folder, "a folder with config.json and *.safetensors")
+    problem = ""
     if not path.is_dir():
         problem = "is a file" if path.exists() else "does not exist"
+    elif not (path / CONFIG).is_file():
+        problem = f"there is no {CONFIG}"
+    if problem:
         raise ModelError(
             f"{path}: {problem}; a model is a folder with {CONFIG} and *.safetensors, as "
             "save_pretrained writes it"
-        )
-    if not (path / CONFIG).is_file():
-        raise ModelError(
-            f"{path}: there is no {CONFIG}; a model is a folder with {CONFIG} and *.safetensors, "
-            "as save_pretrained writes it"
         )
     config = read_object(path / CONFIG)
     if not isinstance(config.get("model_type"), str):

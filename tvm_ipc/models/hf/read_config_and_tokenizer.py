@@ -46,21 +46,21 @@ def configuration(folder: ModelFolder) -> Any:
             f"{where}: {model_type!r} has an encoder and a decoder; only models without an encoder "
             "are supported"
         )
+    problem = f"{where}: transformers cannot read the configuration"
+    return _from_pretrained(transformers.AutoConfig, folder, problem)
+
+
+def _from_pretrained(auto_class: Any, folder: ModelFolder, problem: str) -> Any:
+    """Return what a class of transformers reads from a folder; raise `ModelError` if it fails."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return transformers.AutoConfig.from_pretrained(
+            return auto_class.from_pretrained(
                 str(folder.path), local_files_only=True, trust_remote_code=False
             )
     except Exception as error:
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"{where}: transformers cannot read the configuration: {line}") from error
-
-
-def tokenizer(folder: ModelFolder) -> Any:
-    """Return the tokenizer of a folder, without importing PyTorch."""
-    with _without_torch():
-        return _tokenizer(folder)
+        raise ModelError(f"{problem}: {line}") from error
 
 
 @contextlib.contextmanager
@@ -75,19 +75,14 @@ def _without_torch() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _tokenizer(folder: ModelFolder) -> Any:
+@_without_torch()
+def tokenizer(folder: ModelFolder) -> Any:
+    """Return the tokenizer of a folder, without importing PyTorch."""
     (transformers,) = require("to read a tokenizer", "transformers")
     if not folder.has_tokenizer:
         raise ModelError(
             f"{folder.path}: there is no tokenizer (tokenizer.json), so a text cannot be "
             "tokenized; give token ids with --tokens 1,2,3, or with generate([1, 2, 3]) in Python"
         )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return transformers.AutoTokenizer.from_pretrained(
-                str(folder.path), local_files_only=True, trust_remote_code=False
-            )
-    except Exception as error:
-        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"{folder.path}: the tokenizer cannot be read: {line}") from error
+    problem = f"{folder.path}: the tokenizer cannot be read"
+    return _from_pretrained(transformers.AutoTokenizer, folder, problem)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose the next token from logits, by greedy decoding or by sampling."""
+"""Choose the next token from logits, by greedy decoding or by sampling.
+
+TVM's `vm.builtin.sample_top_p_from_logits` has no top-k, and sorts the whole vocabulary each time.
+"""
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +28,7 @@ class Sampler:
     top_p : sample from the smallest set of most probable tokens whose probabilities sum to at least
         `top_p`.
     seed : the seed for sampling; with None the results differ each time.
+    where : begins the error messages: the function that the caller called.
     """
 
     def __init__(
@@ -35,19 +37,21 @@ class Sampler:
         top_k: int | None = None,
         top_p: float = 1.0,
         seed: int | None = None,
+        where: str = "generate",
     ) -> None:
-        self.temperature = _check_number(
-            "temperature", temperature, "a number of at least 0", math.inf
+        self.temperature = arguments.not_negative(
+            f"{where}: temperature", temperature, "a number of at least 0"
         )
-        wanted = "a number of tokens, 1 or more, or None"
-        self.top_k = (
-            top_k if top_k is None else arguments.integer(_argument("top_k"), top_k, wanted, 1)
-        )
-        self.top_p = _check_number("top_p", top_p, "a number above 0, up to 1", 1.0)
+        if top_k is not None:
+            wanted = "a number of tokens, 1 or more, or None"
+            top_k = arguments.integer(f"{where}: top_k", top_k, wanted, 1)
+        self.top_k = top_k
+        wanted = "a number above 0, up to 1"
+        self.top_p = arguments.not_negative(f"{where}: top_p", top_p, wanted, 1.0)
         if self.top_p == 0:
-            raise arguments.wrong_value(_argument("top_p"), "a number above 0, up to 1", top_p)
+            raise arguments.wrong_value(f"{where}: top_p", wanted, top_p)
         if seed is not None:
-            seed = arguments.integer(_argument("seed"), seed, "a number of at least 0, or None")
+            seed = arguments.integer(f"{where}: seed", seed, "a number of at least 0, or None")
         self._random = np.random.default_rng(seed)
 
     def __call__(self, logits: np.ndarray[Any, Any]) -> int:
@@ -90,19 +94,3 @@ def _nucleus(weights: np.ndarray[Any, Any], share: float) -> np.ndarray[Any, Any
         if cumulative[-1] >= target or len(largest) == len(weights):
             return order[: 1 + np.count_nonzero(cumulative < target)]
         count *= 8
-
-
-def _argument(name: str) -> str:
-    return f"generate: {name}"
-
-
-def _check_number(name: str, value: object, wanted: str, most: float) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise arguments.wrong_type(_argument(name), wanted, value)
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not 0 <= number <= most or math.isinf(number):
-        raise arguments.wrong_value(_argument(name), wanted, value)
-    return number

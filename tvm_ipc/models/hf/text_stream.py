@@ -4,10 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+class TokenSource(Protocol):
+    """An iterator of tokens that can be closed, such as a generator."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Return the iterator."""
+
+    def close(self) -> None:
+        """End the generation, and free its keys and values."""
+
 
 #: Decoders return this character for bytes that are not, or not yet, a whole character.
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
@@ -51,7 +62,7 @@ class TextStream(Iterator[str]):
     def __init__(
         self,
         tokenizer: Any,
-        tokens: Generator[int, None, None],
+        tokens: TokenSource,
         max_new_tokens: int,
         ends: frozenset[int] = frozenset(),
         stop_strings: Sequence[str] = (),
@@ -60,11 +71,7 @@ class TextStream(Iterator[str]):
         self.finish_reason: str | None = None
         self._source = tokens
         self._limit = max_new_tokens
-        # The text has no special tokens, so a stop string that is one would never be found in it.
-        special = tokenizer.get_added_vocab()
-        self._ends = ends | {special[stop] for stop in stop_strings if stop in special}
-        self._decoder = IncrementalDecoder(tokenizer)
-        self._stops = StopStrings(stop_strings)
+        self._text = PartialText(tokenizer, ends, stop_strings)
         self._pieces = self._generate()
 
     def __iter__(self) -> Self:
@@ -83,24 +90,60 @@ class TextStream(Iterator[str]):
     def _generate(self) -> Generator[str, None, None]:
         for token in self._source:
             self.tokens.append(token)
-            if token in self._ends:
-                self.finish_reason = "stop"
-                break
-            if piece := self._stops.push(self._decoder.push(token)):
+            if piece := self._text.push(token):
                 yield piece
-            if self._stops.found:
-                self.finish_reason = "stop"
+            if self._text.ended:
                 break
         self._source.close()
-        if not self._stops.found:
-            rest = self._stops.push(self._decoder.flush())
-            rest += self._stops.flush()
-            if rest:
-                yield rest
-        if self._stops.found:
+        if rest := self._text.flush():
+            yield rest
+        if self._text.ended:
             self.finish_reason = "stop"
-        elif self.finish_reason is None:
+        else:
             self.finish_reason = "length" if len(self.tokens) >= self._limit else "cancelled"
+
+
+class PartialText:
+    """Returns the text of tokens as far as it is certain, up to an end token or a stop string.
+
+    Parameters
+    ----------
+    tokenizer : a tokenizer of transformers.
+    ends : tokens that end the text.
+    stop_strings : strings that end the text.
+
+    Attributes
+    ----------
+    ended : whether an end token or a stop string has ended the text.
+    """
+
+    def __init__(
+        self, tokenizer: Any, ends: frozenset[int] = frozenset(), stop_strings: Sequence[str] = ()
+    ) -> None:
+        # The text has no special tokens, so a stop string that is one would never be found in it.
+        special = tokenizer.get_added_vocab()
+        self.ended = False
+        self._ends = ends | {special[stop] for stop in stop_strings if stop in special}
+        self._decoder = IncrementalDecoder(tokenizer)
+        self._stops = StopStrings(stop_strings)
+
+    def push(self, token: int) -> str:
+        """Add a token, and return the text that is certain now."""
+        if token in self._ends:
+            self.ended = True
+            return ""
+        piece = self._stops.push(self._decoder.push(token))
+        self.ended = self._stops.found
+        return piece
+
+    def flush(self) -> str:
+        """Return the text that was held back, at the end."""
+        if self._stops.found:
+            return ""
+        rest = self._stops.push(self._decoder.flush())
+        rest += self._stops.flush()
+        self.ended = self.ended or self._stops.found
+        return rest
 
 
 class IncrementalDecoder:

@@ -17,6 +17,8 @@ from typing import Any, Final
 import torch
 from tvm import relax, tirx
 
+from tvm_ipc.tvm_private_names import torch_converter
+
 
 def _operands(node: Any, importer: Any) -> list[Any]:
     return [importer.env.get(argument, argument) for argument in node.args]
@@ -94,7 +96,7 @@ def _index(node: Any, importer: Any) -> relax.Var:
         if index is not None
     ]
     if len(indexed) != 1 or str(indexed[0][1].ty.dtype) == "bool":
-        return importer._index_tensor(node)
+        return torch_converter(importer, "index")(node)
     ((axis, index),) = indexed
     return importer.block_builder.emit(relax.op.take(table, index, axis=axis, mode="wrap"))
 
@@ -114,7 +116,7 @@ def _index_put(node: Any, importer: Any) -> relax.Var:
         or (accumulate and accumulate[0])
         or not isinstance(extents[indexed[0][0]], tirx.IntImm)
     ):
-        return importer._index_put(node)
+        return torch_converter(importer, "index_put")(node)
     emit = importer.block_builder.emit
     ((axis, index),) = indexed
     extent = relax.const(int(extents[axis]), str(index.ty.dtype))
@@ -138,12 +140,12 @@ def _layer_norm(node: Any, importer: Any) -> relax.Var:
             None if operand is None else _cast(importer, operand, "float32")
             for operand in (x, gamma, beta)
         )
-    result = importer._layer_norm_impl(x, gamma, beta, epsilon, tuple(shape))
+    result = torch_converter(importer, "layer_norm")(x, gamma, beta, epsilon, tuple(shape))
     return _cast(importer, result, dtype)
 
 
-def _in_float32(method: str) -> Any:
-    """Return a converter that runs a method of TVM's importer with bfloat16 operands in float32."""
+def _in_float32(operator: str) -> Any:
+    """Return a converter that runs TVM's own with bfloat16 operands in float32."""
 
     def convert(node: Any, importer: Any) -> relax.Var:
         operands = {operand: importer.env[operand] for operand in node.all_input_nodes}
@@ -153,12 +155,12 @@ def _in_float32(method: str) -> Any:
             if isinstance(x.ty, relax.TensorType) and str(x.ty.dtype) == "bfloat16"
         }
         if not narrow:
-            return getattr(importer, method)(node)
+            return torch_converter(importer, operator)(node)
         importer.env.update(
             (operand, _cast(importer, x, "float32")) for operand, x in narrow.items()
         )
         try:
-            result = getattr(importer, method)(node)
+            result = torch_converter(importer, operator)(node)
         finally:
             importer.env.update(narrow)
         expected = node.meta["val"]
@@ -182,7 +184,7 @@ def _slice(node: Any, importer: Any) -> relax.Var:
         end = importer.env[rest[0]]
         first = relax.op.strided_slice(x, [axis], [start], [end], [1], assume_inbound=True)
         return importer.block_builder.emit(first)
-    return importer._slice(node)
+    return torch_converter(importer, "slice")(node)
 
 
 def _is_inside(node: Any, axis: int, start: Any, end: Any) -> bool:
@@ -208,9 +210,9 @@ OPERATORS: Final = {
     "index.Tensor": _index,
     "index_put.default": _index_put,
     **dict.fromkeys(("layer_norm.default", "native_layer_norm.default"), _layer_norm),
-    "_native_batch_norm_legit_no_training.default": _in_float32("_batch_norm_legit_no_training"),
-    "cumsum.default": _in_float32("_cumsum"),
-    "var.correction": _in_float32("_var"),
-    "pow.Tensor_Scalar": _in_float32("_pow"),
+    "_native_batch_norm_legit_no_training.default": _in_float32("batch_norm"),
+    "cumsum.default": _in_float32("cumsum"),
+    "var.correction": _in_float32("var"),
+    "pow.Tensor_Scalar": _in_float32("pow"),
     "slice.Tensor": _slice,
 }

@@ -13,8 +13,15 @@ from tvm_ipc.errors import ModelError
 from tvm_ipc.models.hf.model_folder import read_object
 from tvm_ipc.spmd.plan_parser import AUTO
 
-#: A plan whose styles and placements are texts, "auto" for automatic sharding, or None for the
-#: plan of the model. If the model has no plan, None means "auto".
+#: The plan that shards the experts of a model, and everything else as its own plan does.
+EXPERTS: Final = "experts"
+#: The plans that have a name.
+NAMED_PLANS: Final = (AUTO, EXPERTS)
+#: The style of weights that are sharded by experts.
+EXPERT_STYLE: Final = "grouped_gemm"
+#: A plan whose styles and placements are texts, "auto" for automatic sharding, "experts" for the
+#: model's own plan with sharded experts, or None for the plan of the model. If the model has no
+#: plan, None means "auto".
 Plan: TypeAlias = "Mapping[str, str] | str | None"
 #: Plans for architectures that have none in transformers, by model_type.
 BUILTIN_PLANS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -28,8 +35,8 @@ BUILTIN_PLANS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 _WANTED: Final = (
-    "'auto', a mapping from patterns of names to styles such as 'colwise' or placements, or None "
-    "for the plan of the model"
+    "'auto', 'experts', a mapping from patterns of names to styles such as 'colwise' or "
+    "placements, or None for the plan of the model"
 )
 
 
@@ -41,8 +48,8 @@ def parse_plan(name: str, plan: Any) -> Plan:
     name : the name of the argument, for error messages.
     plan : the plan that the caller passed.
     """
-    if plan is None or (isinstance(plan, str) and plan == AUTO):
-        return None if plan is None else AUTO
+    if plan is None or (isinstance(plan, str) and plan in NAMED_PLANS):
+        return plan
     if isinstance(plan, str):
         raise arguments.wrong_value(name, _WANTED, plan)
     if not isinstance(plan, Mapping):
@@ -55,6 +62,13 @@ def parse_plan(name: str, plan: Any) -> Plan:
             raise arguments.wrong_type(f"{name}, of {pattern!r}", wanted, style)
         styles[pattern] = str(style)
     return styles
+
+
+def shards_experts(plan: Plan) -> bool:
+    """Return whether ranks share the experts of a model, so that tokens are dispatched to them."""
+    if isinstance(plan, str) or plan is None:
+        return plan == EXPERTS
+    return EXPERT_STYLE in plan.values()
 
 
 def read_plan(path: str) -> Plan:

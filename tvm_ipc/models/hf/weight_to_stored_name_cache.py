@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +73,20 @@ def save_names(folder: Path, stored: Sequence[str], names: dict[str, Any]) -> No
         Path(temporary).replace(path)
 
 
+def copy_names(source: Path, folder: Path, stored: Sequence[str]) -> None:
+    """Copy the names from one folder of the cache to another, if they are there."""
+    with contextlib.suppress(OSError, ValueError):
+        save_names(folder, stored, json.loads((source / _file_name(stored)).read_text()))
+
+
 def name_to_json(name: Name) -> Any:
     """Return a name as a JSON value."""
-    if isinstance(name, str):
-        return name
-    operation = "stack" if name.new else "concat"
-    return {operation: [name_to_json(part) for part in name.parts], "axis": name.axis}
+    return name if isinstance(name, str) else asdict(name)
 
 
 def _name_from_json(value: Any) -> Name:
     if isinstance(value, str):
         return value
-    operation, fuse = ("stack", stack) if "stack" in value else ("concat", concat)
-    fused: Fused = fuse([_name_from_json(part) for part in value[operation]], value["axis"])
+    fuse = stack if value["new"] else concat
+    fused: Fused = fuse([_name_from_json(part) for part in value["parts"]], value["axis"])
     return fused

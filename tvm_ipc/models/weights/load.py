@@ -208,10 +208,9 @@ class _Loader:
     def _load_from_files(
         self, name: str, pieces: Sequence[Any], dtype: str, spans_of_rank: dict[int, Spans]
     ) -> DRef:
-        shards = list(dict.fromkeys(spans_of_rank.values()))
+        request = self._request(name, dtype, spans_of_rank)
         files = (piece.tensor.file for piece in pieces)
-        request = {
-            "name": name,
+        request |= {
             "pieces": [
                 {
                     "path": piece.tensor.file.path,
@@ -223,22 +222,28 @@ class _Loader:
                 }
                 for piece in pieces
             ],
-            "dtype": dtype,
-            "pool_offset": self._allocate(dtype, spans_of_rank),
-            "shards": shards,
-            "shard_of_rank": {rank: shards.index(spans) for rank, spans in spans_of_rank.items()},
-            "sends": self.remote_files.sends(files, shards, spans_of_rank),
+            "sends": self.remote_files.sends(files, request["shards"], spans_of_rank),
             "broadcast": f"runtime.disco.{self.session.backend}.broadcast_from_worker0",
             "sync": f"runtime.disco.{self.session.backend}.sync_worker",
         }
         return self.read(json.dumps(request), self.pools[dtype])
+
+    def _request(self, name: str, dtype: str, spans_of_rank: Mapping[int, Spans]) -> dict[str, Any]:
+        """Return what the workers need to allocate their shards of a weight."""
+        shards = list(dict.fromkeys(spans_of_rank.values()))
+        return {
+            "name": name,
+            "dtype": dtype,
+            "pool_offset": self._allocate(dtype, spans_of_rank),
+            "shards": shards,
+            "shard_of_rank": {rank: shards.index(spans) for rank, spans in spans_of_rank.items()},
+        }
 
     def _load_from_memory(
         self, name: str, pieces: Sequence[Any], dtype: str, spans_of_rank: dict[int, Spans]
     ) -> DRef:
         arrays = [piece.tensor.array().reshape(piece.shape) for piece in pieces]
         shards = list(dict.fromkeys(spans_of_rank.values()))
-        shapes = {str(rank): shape_of(spans) for rank, spans in spans_of_rank.items()}
         weight = None
         for spans in shards:
             shard = np.zeros(shape_of(spans), np.dtype(dtype))
@@ -251,8 +256,7 @@ class _Loader:
             if len(shards) == 1 and len(spans_of_rank) == len(self.ranks):
                 return self.session.put(shard)
             if weight is None:
-                offsets = self._allocate(dtype, spans_of_rank)
-                request = {"name": name, "dtype": dtype, "shapes": shapes, "pool_offset": offsets}
+                request = self._request(name, dtype, spans_of_rank)
                 weight = self.make(json.dumps(request), self.pools[dtype])
             for rank in (rank for rank, its_spans in spans_of_rank.items() if its_spans == spans):
                 weight.debug_copy_from(rank, shard)

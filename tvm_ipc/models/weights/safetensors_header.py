@@ -3,7 +3,8 @@
 
 The format has three parts: 8 bytes with the length of the header; the header, a JSON object with
 the type, the shape and the offsets of each tensor; and the tensors, without gaps. The package
-`safetensors` is not used, because it reads bfloat16 only with PyTorch.
+`safetensors` is not used: it reads bfloat16 only with PyTorch, and does not return the offsets at
+which ranks read their shards.
 """
 
 from __future__ import annotations

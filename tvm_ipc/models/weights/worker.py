@@ -88,15 +88,10 @@ def read(text: str, memory: Any) -> Any:
     """
     request = json.loads(text)
     rank = _rank()
-    index = request["shard_of_rank"].get(str(rank))
     sends = [send for send in request["sends"] if rank == 0 or rank in send["ranks"]]
-    shard = None if index is None else _allocate(request, shape_of(_spans(request, index)), memory)
+    shard = _allocate(request, memory)
     if shard is not None and (rank == 0 or not sends):
-        on_cpu = _device().dlpack_device_type() == DEVICES["cpu"]
-        array = array_of(shard) if on_cpu else np.empty(shard.shape, np.dtype(request["dtype"]))
-        _read_files(request, _spans(request, index), array)
-        if not on_cpu:
-            shard.copyfrom(array)
+        _fill(request, _spans(request, request["shard_of_rank"][str(rank)]), shard)
     for send in sends:
         spans = _spans(request, send["shard"])
         _broadcast(request, send["team"], spans, None if rank == 0 else shard)
@@ -106,6 +101,17 @@ def read(text: str, memory: Any) -> Any:
 def _spans(request: Mapping[str, Any], index: int) -> Spans:
     axes = request["shards"][index]
     return tuple(tuple((start, count) for start, count in axis) for axis in axes)
+
+
+def _fill(request: Mapping[str, Any], spans: Spans, tensor: Any) -> None:
+    """Read a shard, or some of its rows, from its files into a tensor."""
+    shape = shape_of(spans)
+    if _device().dlpack_device_type() == DEVICES["cpu"]:
+        _read_files(request, spans, array_of(tensor).reshape(shape))
+        return
+    array = np.empty(tensor.shape, np.dtype(request["dtype"]))
+    _read_files(request, spans, array.reshape(shape))
+    tensor.copyfrom(array)
 
 
 def _read_files(request: Mapping[str, Any], spans: Spans, array: np.ndarray[Any, Any]) -> None:
@@ -135,20 +141,15 @@ def _broadcast(request: Mapping[str, Any], team: int, spans: Spans, shard: Any) 
     count, row = (shape[0], shape[1:]) if shape else (1, ())
     size = byte_count(request["dtype"], row)
     at_once = min(count, max(1, _BROADCAST_BYTES // size))
-    memory = _empty(request, (at_once, *row), request["dtype"]) if shard is None else shard
-    on_cpu = _device().dlpack_device_type() == DEVICES["cpu"]
+    memory = _empty(request, (at_once, *row)) if shard is None else shard
     for begin in range(0, count, at_once):
         number = min(at_once, count - begin)
         chunk = _view(memory, 0 if shard is None else begin * size, tvm_ffi.Shape([number, *row]))
         if shard is None:
-            chunk_spans = rows(spans, begin, number) if shape else spans
-            array = array_of(chunk) if on_cpu else np.empty(chunk.shape, np.dtype(request["dtype"]))
-            _read_files(request, chunk_spans, array.reshape(shape_of(chunk_spans)))
-            if not on_cpu:
-                chunk.copyfrom(array)
+            _fill(request, rows(spans, begin, number) if shape else spans, chunk)
         broadcast(chunk, team, chunk)
         # The next copy to the device does not wait until the broadcast has read this chunk.
-        if shard is None and not on_cpu:
+        if shard is None and _device().dlpack_device_type() != DEVICES["cpu"]:
             tvm_ffi.get_global_func(request["sync"])()
 
 
@@ -188,27 +189,29 @@ def make(text: str, memory: Any) -> Any:
 
     Parameters
     ----------
-    text : a JSON object with `name`, `dtype` and `pool_offset` as for `read`, and `shapes`, the
-        shape of the shard by rank.
+    text : a JSON object with `name`, `dtype`, `shards`, `shard_of_rank` and `pool_offset` as for
+        `read`.
     memory : the pool that `reserve_pool` returned.
     """
-    request = json.loads(text)
-    shape = request["shapes"].get(str(_rank()))
-    return None if shape is None else _allocate(request, tuple(shape), memory)
+    return _allocate(json.loads(text), memory)
 
 
-def _allocate(request: Mapping[str, Any], shape: tuple[int, ...], memory: Any) -> Any:
-    """Return a tensor for a shard, in the memory pool if there is one."""
+def _allocate(request: Mapping[str, Any], memory: Any) -> Any:
+    """Return a tensor for this rank's shard, in the memory pool if there is one; None for none."""
+    index = request["shard_of_rank"].get(str(_rank()))
+    if index is None:
+        return None
+    shape = shape_of(_spans(request, index))
     if memory is not None:
         return _view(memory, request["pool_offset"][str(_rank())], tvm_ffi.Shape(shape))
-    return _empty(request, shape, request["dtype"])
+    return _empty(request, shape)
 
 
-def _empty(request: Mapping[str, Any], shape: tuple[int, ...], dtype: str) -> Any:
+def _empty(request: Mapping[str, Any], shape: tuple[int, ...]) -> Any:
     try:
-        return tvm.runtime.empty(shape, dtype, _device())
+        return tvm.runtime.empty(shape, request["dtype"], _device())
     except Exception as error:  # std::bad_alloc arrives as an exception without a class of its own
-        size = byte_count(dtype, shape)
+        size = byte_count(request["dtype"], shape)
         raise MemoryError(
             f"load_weights: {request['name']!r}: {size} bytes cannot be allocated: {error}"
         ) from error

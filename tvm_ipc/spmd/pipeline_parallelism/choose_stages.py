@@ -13,7 +13,7 @@ number it is those of one module.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -56,11 +56,7 @@ def check_stages(stages: object, mesh: Mesh) -> list[str] | None:
     expected = "for each stage but the first a pattern of weights with which it begins, or None"
     if stages is None:
         return None
-    if isinstance(stages, str) or not isinstance(stages, Iterable):
-        raise arguments.wrong_type("parallelize: stages", expected, stages)
-    patterns = list(stages)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise arguments.wrong_type("parallelize: stages", expected, stages)
+    patterns = list(arguments.texts("parallelize: stages", stages, expected))
     count = mesh.axes.get(PIPELINE, 1)
     if len(patterns) != count - 1:
         raise ValueError(

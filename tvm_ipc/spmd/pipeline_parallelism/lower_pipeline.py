@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
 from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.arguments import counted
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import Mesh, Replica
-from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
-from tvm_ipc.comm.place_op import NAME as PLACE
+from tvm_ipc.comm.collective_attrs import CollectiveAttrs
+from tvm_ipc.comm.collective_relax_op import is_collective
+from tvm_ipc.comm.expert_ops import RAGGED_OPERATORS
 from tvm_ipc.comm.placements import placements_of
 from tvm_ipc.errors import TransformError
 from tvm_ipc.spmd.model_parameters_and_uses import Functions, Parameters
@@ -23,6 +25,7 @@ from tvm_ipc.spmd.parameter_shard_spec import format_ranks
 from tvm_ipc.spmd.pipeline_parallelism.choose_stages import choose_stages, stages_of
 from tvm_ipc.spmd.pipeline_parallelism.split_into_stages import SplitStages, split_stages
 from tvm_ipc.spmd.pipeline_split_point_analysis import OpOrder
+from tvm_ipc.spmd.placements.place_calls import place_calls
 from tvm_ipc.spmd.plan_parser import PIPELINE
 from tvm_ipc.transform.report import Decision
 
@@ -109,9 +112,7 @@ def check_unplaced(functions: Functions, mesh: Mesh) -> None:
     """Raise an error for functions that shard a tensor along the axis "pp"."""
     index = list(mesh.axes).index(PIPELINE)
     for name, function in functions.items():
-        for call in calls(function):
-            if not isinstance(call.op, tvm.ir.Op) or str(call.op.name) != PLACE:
-                continue
+        for call in place_calls(function):
             if placements_of(mesh, call.attrs.placements)[index] != Replica():
                 raise TransformError(
                     f"parallelize: function {name!r} shards {call.args[0]} along {PIPELINE!r}, "
@@ -140,9 +141,13 @@ def _lines(mod: tvm.IRModule, params: Parameters) -> list[OpOrder]:
 def _check_teams(name: str, function: relax.Function) -> None:
     """Raise an error for a collective of all ranks, which only one stage would reach."""
     for call in calls(function):
-        op = str(call.op.name) if isinstance(call.op, tvm.ir.Op) else ""
-        named = op == COLLECTIVE and isinstance(call.attrs.team, str)
-        if named or op.startswith("relax.ccl."):
+        op = operator_of(call)
+        if is_collective(call):
+            team = CollectiveAttrs.of(call).team
+        else:
+            is_ragged = op in RAGGED_OPERATORS and int(call.attrs.workers) > 1
+            team = call.attrs.team if is_ragged else None
+        if isinstance(team, str) or op.startswith("relax.ccl."):
             raise TransformError(
                 f"parallelize: function {name!r} has a collective of all ranks, {call}, which the "
                 "ranks of other stages do not run; pass the teams of an axis, mesh.teams(...)"

@@ -38,14 +38,15 @@ from typing import Any, Final
 
 import tvm
 from tvm import relax, tirx
+from tvm.relax.analysis import definable_tir_vars_in_type, tir_vars_in_type
 from tvm.relax.utils import copy_with_new_vars
 
+from tvm_ipc.analysis.resolve_variables import leaves_of, variables_of
 from tvm_ipc.analysis.walk_and_rewrite_bindings import typed
-from tvm_ipc.comm.collective_op_constructors import send_recv
+from tvm_ipc.comm import send_recv
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions.program_function_declarations import RUN_BY, WORKER_RANK
-from tvm_ipc.spmd.parameter_uses import variables_of
 from tvm_ipc.spmd.pipeline_split_point_analysis import OpOrder
 
 _RANK: Final = tvm.ir.PrimType("int64")
@@ -118,7 +119,7 @@ class _Stage:
         last = stage == len(ranks) - 1
         self.results = [
             result
-            for result in _leaves(line.result)
+            for result in leaves_of(line.result)
             if _is_computed_by_stage(line, result, begin, end, last)
         ]
         needed = {*(x for result in self.results for x in variables_of(result)), *sent}
@@ -158,12 +159,6 @@ class _Stage:
         self.function = copied.with_attr(RUN_BY, sorted(ranks[stage]))
 
 
-def _leaves(result: relax.Expr) -> list[relax.Expr]:
-    if isinstance(result, relax.Tuple):
-        return [leaf for field in result.fields for leaf in _leaves(field)]
-    return [result]
-
-
 def _is_computed_by_stage(
     line: OpOrder, result: relax.Expr, begin: int, end: int, last: bool
 ) -> bool:
@@ -184,31 +179,14 @@ def _with_symbols(
 ) -> list[relax.Var]:
     """Return the parameters that are needed, and further ones that define the symbols in use."""
     chosen = {x for x in params if x in needed}
-    used = {symbol for ty in (*types, *(x.ty for x in chosen)) for symbol in _symbols(ty)}
-    defined = {symbol for x in chosen for symbol in _defined_symbols(x.ty)}
+    used = {symbol for ty in (*types, *(x.ty for x in chosen)) for symbol in tir_vars_in_type(ty)}
+    defined = {symbol for x in chosen for symbol in definable_tir_vars_in_type(x.ty)}
     for x in params:
-        new = (_defined_symbols(x.ty) & used) - defined
+        new = used.intersection(definable_tir_vars_in_type(x.ty)) - defined
         if new:
             chosen.add(x)
             defined |= new
     return [x for x in params if x in chosen]
-
-
-def _dims(ty: Any) -> list[Any]:
-    if isinstance(ty, relax.TupleType):
-        return [extent for field in ty.fields for extent in _dims(field)]
-    if isinstance(ty, relax.TensorType):
-        return extents(ty) or []
-    return list(ty.values or ()) if isinstance(ty, relax.ShapeType) else []
-
-
-def _defined_symbols(ty: Any) -> set[tirx.Var]:
-    """Return the symbols that a parameter of a type defines."""
-    return {extent for extent in _dims(ty) if isinstance(extent, tirx.Var)}
-
-
-def _symbols(ty: Any) -> set[tirx.Var]:
-    return {var for extent in _dims(ty) for var in tirx.analysis.undefined_vars(extent)}
 
 
 # ---- the dispatcher --------------------------------------------------------------------------

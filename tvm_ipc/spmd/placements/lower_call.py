@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 import tvm
@@ -13,6 +13,7 @@ from tvm import relax
 from tvm_ipc.arguments import counted
 from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents
+from tvm_ipc.comm.expert_ops import RAGGED_OPERATORS
 from tvm_ipc.comm.extent_arithmetic import constant, format_extent
 from tvm_ipc.comm.placements import format_placements
 from tvm_ipc.errors import TransformError
@@ -32,13 +33,22 @@ from tvm_ipc.spmd.rules.axis_label_rule import (
     resolve_placements,
 )
 from tvm_ipc.spmd.rules.decompose_along_sharded_axis import decompose
-from tvm_ipc.spmd.rules.operation import callee_of, format_callee, operation_of, short_name
-from tvm_ipc.spmd.rules.operator_rule_table import rule_of
+from tvm_ipc.spmd.rules.operation import (
+    OPERATORS,
+    Operation,
+    callee_of,
+    format_callee,
+    operation_of,
+    replace_tensors,
+    short_name,
+    tensors_among,
+)
+from tvm_ipc.spmd.rules.operator_rule_table import called_primfunc, has_declared_rule, rule_of
 
+#: The tensors among the arguments of a call, including those in tuples: names and values.
+_Operands: TypeAlias = Sequence[tuple[str, PlacedTensor]]
 #: The neutral element of each reduction.
 _NEUTRAL: Final = {"sum": 0, "prod": 1, "max": -np.inf, "min": np.inf}
-#: Operators whose calls carry the types of their results.
-_TYPED_BY_ARGUMENT: Final = ("call_tir", "call_dps_packed", "call_pure_packed")
 
 
 def lower_call(values: RankValues, var: relax.Var, call: relax.Call) -> RankValue:
@@ -49,12 +59,19 @@ def lower_call(values: RankValues, var: relax.Var, call: relax.Call) -> RankValu
             f"{var.name} is R.{name}, which is for one rank, but a function with R.comm.place is "
             "for all ranks; place the result with R.comm.place instead"
         )
-    operands = _Operands(values, call)
-    if all(x.replicated for x in operands.tensors):
+    if OPERATORS + name in RAGGED_OPERATORS and int(call.attrs.workers) != 1:
+        raise values.error(
+            f"{var.name} is R.{name}, with workers={call.attrs.workers}, for one rank, but a "
+            "function with R.comm.place is for all ranks; leave out workers and team, and place "
+            "the experts of R.comm.moe with R.comm.place"
+        )
+    values.select_for(tensors_among(call.args))
+    operands = [(name_of(x), values.tensor(x)) for x in tensors_among(call.args)]
+    if all(x.replicated for _, x in operands):
         arguments = [values.whole(x, f"{var.name}: {format_callee(call)}") for x in call.args]
         return values.uniform(with_arguments(call, arguments))
     if name in ("shape_of", "size"):
-        return values.uniform(_of_shape(name, operands.tensors[0].whole))
+        return values.uniform(_of_shape(name, operands[0][1].whole))
     try:
         return _by_rule(values, var, call, operands)
     except Refusal as refusal:
@@ -72,37 +89,6 @@ def _emit_global(values: RankValues, call: relax.Call) -> relax.Var:
     return var
 
 
-class _Operands:
-    """The tensors among the arguments of a call, including those in tuples.
-
-    Attributes
-    ----------
-    tensors : their values on the rank.
-    names : their names for messages.
-    """
-
-    def __init__(self, values: RankValues, call: relax.Call) -> None:
-        self.tensors: list[PlacedTensor] = []
-        self.names: list[str] = []
-        for argument in call.args:
-            for name, x in _tensors(values, argument):
-                self.names.append(name)
-                self.tensors.append(x)
-
-
-def _tensors(values: RankValues, argument: relax.Expr) -> Iterator[tuple[str, PlacedTensor]]:
-    if isinstance(argument, relax.Tuple):
-        for field in argument.fields:
-            yield from _tensors(values, field)
-    elif isinstance(argument.ty, relax.TupleType):
-        name = name_of(argument)
-        for k, field in enumerate(values.fields(argument)):
-            if isinstance(field, PlacedTensor):
-                yield f"{name}[{k}]", field
-    elif isinstance(argument.ty, relax.TensorType):
-        yield name_of(argument), values.tensor(argument)
-
-
 def _by_rule(
     values: RankValues, var: relax.Var, call: relax.Call, operands: _Operands
 ) -> RankValue:
@@ -111,11 +97,10 @@ def _by_rule(
     if operation is None or rule is None:
         raise Refusal("it has no sharding rule")
     mesh = values.mesh
-    resolved = resolve_placements(
-        mesh, rule, operands.names, [x.placements for x in operands.tensors]
-    )
+    names, tensors = [name for name, _ in operands], [x for _, x in operands]
+    resolved = resolve_placements(mesh, rule, names, [x.placements for x in tensors])
     moved = []
-    for k, (name, x) in enumerate(zip(operands.names, operands.tensors, strict=True)):
+    for k, (name, x) in enumerate(operands):
         target = resolved.operands[k]
         why = f"{format_callee(call)} needs it {format_placements(mesh, target)}"
         x = values.moves.move(x, target, name, "inserted", why)
@@ -125,11 +110,14 @@ def _by_rule(
         local_extents(mesh, extents(ty) or [], placements)
         for ty, placements in zip(whole_types, resolved.results, strict=True)
     ]
-    tensors = iter(moved)
-    arguments = [_replace_tensors(values, x, tensors) for x in call.args]
+    local_tensors = map(values.as_argument, moved)
+    arguments = [
+        replace_tensors(x, local_tensors, lambda other: values.whole(other, "a call"))
+        for x in call.args
+    ]
     lowered = with_arguments(call, arguments)
-    if short_name(call) in _TYPED_BY_ARGUMENT or callee_of(call) is not None:
-        lowered = _with_local_types(values, lowered, resolved, operands, whole_types)
+    if callee_of(call) is not None and rule.local is None:
+        lowered = _with_local_types(values, lowered, resolved, operation, tensors)
     if rule.local is not None:
         choices = zip(resolved.choices, mesh.axes.items(), strict=True)
         axes = {choice[0]: (choice[1], *axis) for choice, axis in choices if choice is not None}
@@ -138,8 +126,10 @@ def _by_rule(
             tuple(dims),
             {label: workers for label, (_, _, workers) in axes.items()},
             {label: division for label, (division, _, _) in axes.items()},
+            {label: mesh.teams(name) for label, (_, name, _) in axes.items()},
             values.builder,
             lambda label: values.moves.rank(axes[label][1]),
+            lambda kind, label, why: values.moves.report(kind, names[0], axes[label][1], why),
         )
         lowered = rule.local(local_call)
     zeros = [
@@ -154,25 +144,6 @@ def _by_rule(
         field = values.builder.emit(relax.TupleGetItem(result, k), f"{var.name}_{k}")
         fields.append(values.moves.placed(field, whole, placements, zeros[k]))
     return tuple(fields)
-
-
-def _replace_tensors(
-    values: RankValues, argument: relax.Expr, tensors: Iterator[PlacedTensor]
-) -> relax.Expr:
-    """Return an argument with each of its tensors replaced by the next one of an iterator."""
-    if isinstance(argument, relax.Tuple):
-        return relax.Tuple([_replace_tensors(values, field, tensors) for field in argument.fields])
-    if isinstance(argument.ty, relax.TupleType):
-        fields = values.fields(argument)
-        return relax.Tuple(
-            [
-                values.as_argument(next(tensors) if isinstance(x, PlacedTensor) else x)
-                for x in fields
-            ]
-        )
-    if isinstance(argument.ty, relax.TensorType):
-        return values.as_argument(next(tensors))
-    return values.whole(argument, "a call")
 
 
 def _zeros(
@@ -223,12 +194,12 @@ def _with_local_types(
     values: RankValues,
     call: relax.Call,
     resolved: ResolvedPlacements,
-    operands: _Operands,
-    whole_types: Sequence[relax.TensorType],
+    operation: Operation,
+    operands: Sequence[PlacedTensor],
 ) -> relax.Call:
     """Return a call of a function with the types of the rank's results."""
     mesh = values.mesh
-    operand_types = [x.whole for x in operands.tensors]
+    operand_types, whole_types = [x.whole for x in operands], operation.results
     placements = (*resolved.operands, *resolved.results)
     of_rank = [
         local_type(mesh, whole, placement)
@@ -236,9 +207,17 @@ def _with_local_types(
     ]
     callee = callee_of(call)
     if isinstance(callee, tvm.ir.GlobalVar):
-        _check_takes(values.module, callee, of_rank)
         if len(call.args) > 2:
             raise Refusal("it takes symbolic values, and their values for shards are unknown")
+        try:
+            _check_takes(values.module, callee, of_rank)
+        except Refusal:
+            function = None if has_declared_rule(operation) else called_primfunc(operation)
+            if function is None:
+                raise
+            shapes = [extents(ty) or [] for ty in of_rank]
+            callee = values.primfunc_of_rank(str(callee.name_hint), function, shapes)
+            call = with_arguments(call, [callee, *call.args[1:]])
     types = of_rank[len(operand_types) :]
     ty = types[0] if isinstance(call.ty_args[0], relax.TensorType) else relax.TupleType(types)
     return relax.Call(call.op, call.args, call.attrs, [ty], call.span)
@@ -284,7 +263,7 @@ def _refused(
 ) -> TransformError:
     placements = [
         f"{name} is {format_placements(values.mesh, x.placements)}"
-        for name, x in zip(operands.names, operands.tensors, strict=True)
+        for name, x in operands
         if not x.replicated
     ]
     return values.error(

@@ -3,40 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.analysis import definable_tir_vars_in_type
 
-from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
+from tvm_ipc.analysis.program_order import Step, linearize
+from tvm_ipc.analysis.resolve_variables import variables_of
 from tvm_ipc.comm import Mesh, Partial
 from tvm_ipc.comm.collective_relax_op import extents
-from tvm_ipc.comm.place_op import is_place, mesh_of
+from tvm_ipc.comm.place_op import PlaceAttrs, is_place, mesh_of
 from tvm_ipc.comm.placements import Placements, format_placements, placements_of
-from tvm_ipc.errors import TransformError
 from tvm_ipc.spmd.placements.lower_call import lower_call
+from tvm_ipc.spmd.placements.place_calls import place_calls, placed_params
 from tvm_ipc.spmd.placements.placed_tensor import PlacedTensor, local_type, sharded_axes, uneven
-from tvm_ipc.spmd.placements.redistribute import NAME
 from tvm_ipc.spmd.placements.relax_vars_to_rank_values import (
     RankValue,
     RankValues,
     UniformValue,
     name_of,
 )
-
-
-def mesh_of_function(name: str, function: relax.Function) -> Mesh | None:
-    """Return the mesh of the placements in a function, or None if it has no placements."""
-    meshes = {mesh_of(value.attrs): None for _, value in walk(function) if is_place(value)}
-    if len(meshes) > 1:
-        raise TransformError(
-            f"{NAME}: function {name!r} places tensors on {' and on '.join(map(str, meshes))}; a "
-            "function uses one mesh, so give one mesh all axes"
-        )
-    return next(iter(meshes), None)
+from tvm_ipc.spmd.placements.skip_on_other_ranks import skip_on_other_ranks
+from tvm_ipc.tvm_private_names import end_block
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,26 +39,49 @@ class StreamMark:
     Attributes
     ----------
     subject : the mark, for reports.
-    value : the marked tensor on the rank.
+    value : the marked tensor on the rank, before the collectives that the mark's placement inserts.
     axis : the marked axis.
+    moved : the marked tensor after these collectives.
+    force : whether it is split into chunks even if that is predicted to be slower.
     """
 
     subject: str
     value: relax.Expr
     axis: int
+    moved: relax.Expr
+    force: bool
 
 
 def has_marks(function: relax.Function) -> bool:
     """Return whether a placement in a function marks an axis for streams."""
-    return any(is_place(value) and value.attrs.stream is not None for _, value in walk(function))
+    return any(PlaceAttrs.of(call).stream is not None for call in place_calls(function))
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredFunction:
+    """The function of one rank.
+
+    Attributes
+    ----------
+    function : the function.
+    marks : the marks for streams in it.
+    primfuncs : PrimFuncs for the extents of shards, which the function calls.
+    """
+
+    function: relax.Function
+    marks: list[StreamMark]
+    primfuncs: dict[tvm.ir.GlobalVar, tirx.PrimFunc]
 
 
 def lower_function(
-    name: str, function: relax.Function, mesh: Mesh, module: tvm.IRModule
-) -> tuple[relax.Function, list[StreamMark]]:
-    """Return the function that one rank of the mesh runs, and the marks for streams in it."""
-    lowering = _FunctionLowering(RankValues(name, mesh, module), function)
-    return lowering.function, lowering.marks
+    name: str, function: relax.Function, meshes: Sequence[Mesh], module: tvm.IRModule
+) -> LoweredFunction:
+    """Return the function that one rank of the meshes runs."""
+    lowering = _FunctionLowering(RankValues(name, meshes, module), function)
+    lowered = lowering.function
+    if not lowering.marks and len({frozenset(mesh.ranks) for mesh in meshes}) > 1:
+        lowered = skip_on_other_ranks(lowered, lowering.ranks, lowering.result_ranks)
+    return LoweredFunction(lowered, lowering.marks, lowering.primfuncs)
 
 
 class _FunctionLowering:
@@ -73,23 +89,34 @@ class _FunctionLowering:
 
     def __init__(self, values: RankValues, function: relax.Function) -> None:
         self.values = values
-        self.mesh, self.builder, self.moves = values.mesh, values.builder, values.moves
+        self.builder = values.builder
+        #: All ranks of the meshes.
+        self.ranks = sorted({rank for mesh in values.meshes for rank in mesh.ranks})
         #: Variables that the function returns, and the values that the caller gets for them.
         self.results: dict[relax.Var, relax.Expr] = {}
         self.marks: list[StreamMark] = []
-        self.returned = _variables(function.body.body)
+        #: The ranks that have some of the results.
+        self.result_ranks: frozenset[int] = frozenset()
+        self.returned = frozenset(variables_of(function.body.body))
         params = self._params(function)
         with self.builder.function(values.name, params, pure=function.is_pure, private=True):
             try:
-                for index, block in enumerate(function.body.blocks, start=1):
-                    self._block(block, last=index == len(function.body.blocks))
+                program = linearize(values.name, function)
+                blocks = program.body.blocks
+                for index, steps in groupby(program.steps[program.body], attrgetter("block")):
+                    self._block(blocks[index], steps, last=index == len(blocks) - 1)
                 result = self._result(function.body.body)
             except Exception:
                 # BlockBuilder prints a warning on stderr if a block is never ended.
-                self.builder._end_block()
+                end_block(self.builder)
                 raise
             self.builder.emit_func_output(result)
-        (built,) = self.builder.get().functions.values()
+        functions = self.builder.get().functions_items()
+        (built,) = (each for _, each in functions if isinstance(each, relax.Function))
+        #: The PrimFuncs that only this function calls.
+        self.primfuncs = {
+            variable: each for variable, each in functions if not isinstance(each, relax.Function)
+        }
         self.function = relax.Function(
             built.params, built.body, built.ret_ty, function.is_pure, function.attrs, function.span
         )
@@ -97,35 +124,32 @@ class _FunctionLowering:
     # ---- parameters and results -------------------------------------------------------------
 
     def _params(self, function: relax.Function) -> list[relax.Var]:
-        explicit: dict[relax.Var, Placements] = {}
-        for _, value in walk(function):
-            is_explicit = is_place(value) and not value.attrs.inserted
-            if is_explicit and isinstance(value.args[0], relax.Var):
-                placements = placements_of(self.mesh, value.attrs.placements)
-                explicit.setdefault(value.args[0], placements)
+        explicit = placed_params(function)
         params = []
         for param in function.params:
-            placements = explicit.get(param, self.values.replicas)
+            mesh, placements = explicit.get(param, (None, self.values.replicas))
+            self.values.select(mesh)
             local = param
             if not isinstance(param.ty, relax.TensorType):
                 self.values[param] = UniformValue(param)
             else:
                 self._check_known(str(param.name), param.ty, placements)
-                if sharded_axes(self.mesh, placements):
-                    ty = local_type(self.mesh, param.ty, placements)
+                if sharded_axes(self.values.mesh, placements):
+                    ty = local_type(self.values.mesh, param.ty, placements)
                     local = relax.Var(str(param.name), ty)
                 # Callers pass shards with zeros in the padding.
-                zeros = uneven(self.mesh, placements, param.ty)
-                self.values[param] = PlacedTensor(local, param.ty, placements, zeros)
+                zeros = uneven(self.values.mesh, placements, param.ty)
+                self.values[param] = PlacedTensor(local, param.ty, placements, zeros, mesh=mesh)
             params.append(local)
         self._check_symbols(function.params, params)
         return params
 
     def _check_known(self, subject: str, ty: relax.TensorType, placements: Placements) -> None:
-        if extents(ty) is None and sharded_axes(self.mesh, placements):
+        mesh = self.values.mesh
+        if extents(ty) is None and sharded_axes(mesh, placements):
             raise self.values.error(
-                f"{subject} is placed {format_placements(self.mesh, placements)}, and its shape "
-                f"is not known: {ty}; declare its extents, which may be symbolic"
+                f"{subject} is placed {format_placements(mesh, placements)}, and its shape is "
+                f"not known: {ty}; declare its extents, which may be symbolic"
             )
 
     def _check_symbols(self, whole: Iterable[relax.Var], local: Iterable[relax.Var]) -> None:
@@ -144,9 +168,10 @@ class _FunctionLowering:
     def _result(self, body: relax.Expr) -> relax.Expr:
         if isinstance(body, relax.Tuple):
             return relax.Tuple([self._result(field) for field in body.fields])
+        self.result_ranks |= self._ranks_of(self.values.held(body))
         if isinstance(body, relax.Var) and body in self.results:
             return self.results[body]
-        finished = self._finished(self.values.lookup(body), name_of(body))
+        finished = self._finished(self.values.held(body), name_of(body))
         return self.values.as_argument(finished)
 
     def _is_finished(self, value: RankValue) -> bool:
@@ -155,7 +180,18 @@ class _FunctionLowering:
             return all(map(self._is_finished, value))
         if not isinstance(value, PlacedTensor):
             return True
-        return value.replicated or (value.is_explicit and not self._nonzero_padding(value))
+        if value.is_explicit:
+            return value.replicated or not self._nonzero_padding(value)
+        return value.replicated and self._is_on_every_rank(value)
+
+    def _ranks_of(self, value: RankValue) -> frozenset[int]:
+        """Return the ranks on which the caller gets a result."""
+        if isinstance(value, PlacedTensor) and value.is_explicit and value.mesh is not None:
+            return frozenset(value.mesh.ranks)
+        return frozenset(self.ranks)
+
+    def _is_on_every_rank(self, value: PlacedTensor) -> bool:
+        return value.mesh is None or set(value.mesh.ranks) == set(self.ranks)
 
     def _finished(self, value: RankValue, name: str) -> RankValue:
         """Return the value for the caller: replicated unless placed, with zeros in the padding."""
@@ -164,29 +200,34 @@ class _FunctionLowering:
         if self._is_finished(value):
             return value
         assert isinstance(value, PlacedTensor)
+        self.values.select(value.mesh)
         if not value.is_explicit:
             why = "it is a result, and results without R.comm.place are replicated"
-            return self.moves.move(value, self.values.replicas, name, "inserted", why)
+            moved = self.values.moves.move(value, self.values.replicas, name, "inserted", why)
+            if self._is_on_every_rank(value):
+                return moved
+            everywhere = Mesh({"ranks": len(self.ranks)}, self.ranks)
+            return self.values.moves.send(moved, everywhere, name, why)
         why = "it is a result, and the shards of results have zeros beyond the end"
-        return self.moves.fill(value, self._nonzero_padding(value), 0, name, why)
+        return self.values.moves.fill(value, self._nonzero_padding(value), 0, name, why)
 
     def _nonzero_padding(self, x: PlacedTensor) -> frozenset[int]:
         """Return the axes of a tensor whose padding may not be zero."""
-        return uneven(self.mesh, x.placements, x.whole) - x.zeros
+        return uneven(x.mesh or self.values.mesh, x.placements, x.whole) - x.zeros
 
     # ---- bindings ---------------------------------------------------------------------------
 
-    def _block(self, block: relax.BindingBlock, last: bool) -> None:
+    def _block(self, block: relax.BindingBlock, steps: Iterable[Step], last: bool) -> None:
         dataflow = isinstance(block, relax.DataflowBlock)
         with self.builder.dataflow() if dataflow else nullcontext():
-            for binding in block.bindings:
-                var = binding.var
-                value = self._of_binding(binding)
+            for step in steps:
+                var = step.var
+                value = self._of_binding(step.binding)
                 if dataflow and not isinstance(var, relax.DataflowVar):
                     self.values[var] = self._output(var, value, last)
                 else:
                     self.values[var] = self.values.bound(value, str(var.name))
-        self.moves.end_block()
+        self.values.end_block()
 
     def _output(self, var: relax.Var, value: RankValue, last: bool) -> RankValue:
         """Emit a value as an output of its block, and return the value that the program uses."""
@@ -213,31 +254,40 @@ class _FunctionLowering:
         """Return the value of a binding on one rank."""
         var, value = binding.var, binding.value
         if isinstance(binding, relax.MatchCast):
+            self.values.select_for([value])
             whole = self.values.whole(value, "R.match_cast")
             return self.values.uniform(self.builder.match_cast(whole, binding.ty))
         if is_place(value):
             return self._place(str(var.name), value)
         if isinstance(value, relax.Call):
             return lower_call(self.values, var, value)
-        if isinstance(value, relax.TupleGetItem):
-            fields = self.values.lookup(value.tuple_value)
-            if isinstance(fields, tuple):
-                field: RankValue = fields[int(value.index)]
-                return field
-            return self.values.uniform(relax.TupleGetItem(fields.value, int(value.index)))
         if isinstance(value, (relax.If, relax.Function)):
             kind = "an if" if isinstance(value, relax.If) else "a function"
             raise self.values.error(
                 f"{var.name} is {kind}, and placements do not reach into it; move that part of the "
                 "program to a function of its own, without R.comm.place"
             )
-        return self.values.lookup(value)
+        return self.values.held(value)
+
+    def _on_mesh(self, tensor: relax.Expr, mesh: Mesh, subject: str, name: str) -> PlacedTensor:
+        """Return a tensor on the mesh of the `R.comm.place` that has it as its operand."""
+        x = self.values.held(tensor)
+        assert isinstance(x, PlacedTensor), f"{subject} has the type of a tensor"
+        if x.mesh is not None and x.mesh != mesh:
+            self.values.select(x.mesh)
+            why = f"it is on {x.mesh}, and {name} is on {mesh}"
+            whole = self.values.moves.move(x, self.values.replicas, subject, "made", why)
+            sent = self.values.moves.send(whole, mesh, subject, why)
+            self.values.select(mesh)
+            return replace(sent, value=self.values.moves.bound(sent.value))
+        self.values.select(mesh)
+        return self.values.tensor(tensor)
 
     def _place(self, name: str, value: relax.Call) -> RankValue:
-        attrs = value.attrs
-        x = self.values.tensor(value.args[0])
-        target = placements_of(self.mesh, attrs.placements)
+        attrs, mesh = PlaceAttrs.of(value), mesh_of(value)
         subject = name_of(value.args[0])
+        x = self._on_mesh(value.args[0], mesh, subject, name)
+        target = placements_of(mesh, attrs.placements)
         if x.placements != target:
             self._check_known(subject, x.whole, target)
             for source, destination in zip(x.placements, target, strict=True):
@@ -247,18 +297,15 @@ class _FunctionLowering:
                         "there is nothing left to reduce; place it as comm.Replica() or "
                         "comm.Shard(axis)"
                     )
-        if attrs.stream is not None:
-            mark = f"stream={attrs.stream} of {name}"
-            self.marks.append(StreamMark(mark, x.value, int(attrs.stream)))
-        before, after = (format_placements(self.mesh, p) for p in (x.placements, target))
+        before, after = (format_placements(mesh, p) for p in (x.placements, target))
         why = f"it is {before}, and {name} {after}"
         inserted = bool(attrs.inserted)
-        moved = self.moves.move(x, target, subject, "inserted" if inserted else "made", why)
-        return replace(moved, is_explicit=not inserted)
-
-
-def _variables(body: relax.Expr) -> frozenset[relax.Var]:
-    """Return the variables in the result of a function."""
-    if isinstance(body, relax.Tuple):
-        return frozenset().union(*map(_variables, body.fields))
-    return frozenset({body} if isinstance(body, relax.Var) else ())
+        moved = self.values.moves.move(x, target, subject, "inserted" if inserted else "made", why)
+        if attrs.stream is not None:
+            bound = self.values.bound(moved, name)
+            assert isinstance(bound, PlacedTensor), "a placement is applied to a tensor"
+            moved, subject = bound, f"stream={attrs.stream} of {name}"
+            force = bool(attrs.force)
+            mark = StreamMark(subject, x.value, int(attrs.stream), moved.value, force)
+            self.marks.append(mark)
+        return replace(moved, is_explicit=not inserted, mesh=mesh)

@@ -24,6 +24,7 @@ class PlacedTensor:
     placements : the placement along each axis of the mesh.
     zeros : the unevenly sharded axes whose padding is known to be zero.
     is_explicit : whether the program itself specifies the placements.
+    mesh : the mesh whose ranks have the tensor, None if every rank has all of it.
     """
 
     value: relax.Expr
@@ -31,6 +32,14 @@ class PlacedTensor:
     placements: Placements
     zeros: frozenset[int] = frozenset()
     is_explicit: bool = False
+    mesh: Mesh | None = None
+
+    @property
+    def dims(self) -> list[tirx.Expr]:
+        """Return the extents of the whole tensor, which are known if it is sharded."""
+        dims = extents(self.whole)
+        assert dims is not None, "only tensors of known shape are sharded"
+        return dims
 
     @property
     def replicated(self) -> bool:

@@ -55,6 +55,9 @@ class Redistribution:
         self.builder = builder
         self.mesh = mesh
         self.function = function
+        #: For each axis of the mesh, its teams and their size.
+        self.teams = [mesh.teams(name) for name in mesh.axes]
+        self.workers = list(mesh.axes.values())
         #: Masks of elements, by extent, and by axis of the mesh and division.
         self._masks: list[tuple[relax.Expr, tuple[int, Division | None], relax.Var]] = []
         self._ranks: dict[str, relax.Var] = {}
@@ -76,7 +79,8 @@ class Redistribution:
         dims, value_dims = extents(shard_type), extents(value.ty)
         if dims is not None and not (value_dims is not None and same_extents(dims, value_dims)):
             value = self.builder.match_cast(self.bound(value), shard_type)
-        return PlacedTensor(value, whole, placements, zeros & uneven(self.mesh, placements, whole))
+        zeros &= uneven(self.mesh, placements, whole)
+        return PlacedTensor(value, whole, placements, zeros, mesh=self.mesh)
 
     def bound(self, value: relax.Expr) -> relax.Expr:
         """Return the value in a form that can be an argument of a call."""
@@ -88,16 +92,35 @@ class Redistribution:
         """Return the tensor with the target placements, and report each collective it takes."""
         while x.placements != target:
             index, step = self._next(x, target)
-            name = list(self.mesh.axes)[index]
+            placements = (*x.placements[:index], step, *x.placements[index + 1 :])
             if is_whole(x.placements[index]) and is_whole(step):
-                placements = (*x.placements[:index], step, *x.placements[index + 1 :])
                 x = replace(x, placements=placements)
                 continue
-            kind, moved = self._step(x, index, step)
-            collective = f"{kind} of {subject} along {name!r}"
+            by_table = _by_table(x.placements[index], step)
+            move = self._step_by_table if by_table else self._step_by_blocks
+            kind, result = move(x, index, step)
+            collective = f"{kind} of {subject} along {list(self.mesh.axes)[index]!r}"
             note(Decision(NAME, self.function, collective, verdict, why))
-            x = moved
+            # Collectives fill padding with zeros, and joined shards have no padding.
+            zeros = x.zeros | ({step.axis} if isinstance(step, Shard) else set())
+            x = self.placed(result, x.whole, placements, zeros)
         return x
+
+    def send(self, x: PlacedTensor, target: Mesh, subject: str, why: str) -> PlacedTensor:
+        """Return a replicated tensor of this mesh, replicated on the ranks of another mesh."""
+        replicas: Placements = (Replica(),) * len(target.axes)
+        if set(target.ranks) <= set(self.mesh.ranks):
+            return replace(x, placements=replicas, mesh=target)
+        source = self.mesh.ranks[0]
+        collective = f"broadcast of {subject} from rank {source} to {target}"
+        note(Decision(NAME, self.function, collective, "made", why))
+        sent = comm.broadcast(self.bound(x.value), root_rank=source, team=list(target.ranks))
+        return PlacedTensor(self.builder.normalize(sent), x.whole, replicas, mesh=target)
+
+    def report(self, kind: str, subject: str, mesh_axis: str, why: str) -> None:
+        """Report a collective that the lowering of an operator inserts."""
+        collective = f"{kind} of {subject} along {mesh_axis!r}"
+        note(Decision(NAME, self.function, collective, "inserted", why))
 
     def _next(self, x: PlacedTensor, target: Placements) -> tuple[int, Placement]:
         """Return the axis of the mesh to change next, and the placement along it afterwards.
@@ -133,24 +156,16 @@ class Redistribution:
 
     def _tables(self, x: PlacedTensor, index: int, *shards: Shard) -> list[Any]:
         """Return for each placement the table of indices that ranks have."""
-        workers = list(self.mesh.axes.values())[index]
-        dims = extents(x.whole)
-        assert dims is not None, "only tensors of known shape are sharded"
-        return [table_of(shard, constant(dims[shard.axis]), workers) for shard in shards]
+        workers = self.workers[index]
+        return [table_of(shard, constant(x.dims[shard.axis]), workers) for shard in shards]
 
-    def _step(self, x: PlacedTensor, index: int, target: Placement) -> tuple[str, PlacedTensor]:
-        """Return the kind of collective along one axis of the mesh, and the tensor afterwards."""
-        name = list(self.mesh.axes)[index]
-        team, workers = self.mesh.teams(name), self.mesh.extent(name)
-        dims = extents(x.whole)
-        assert dims is not None, "only tensors of known shape are sharded"
+    def _step_by_blocks(
+        self, x: PlacedTensor, index: int, target: Placement
+    ) -> tuple[str, relax.Expr]:
+        """Return the kind and result of a step between shards that are consecutive blocks."""
+        team, workers, dims = self.teams[index], self.workers[index], x.dims
         source = x.placements[index]
         value = self.bound(x.value)
-        if _by_table(source, target):
-            kind, result = self._step_by_table(x, index, target)
-            placements = (*x.placements[:index], target, *x.placements[index + 1 :])
-            zeros = x.zeros | ({target.axis} if isinstance(target, Shard) else set())
-            return kind, self.placed(result, x.whole, placements, zeros)
         uneven_target = isinstance(target, Shard) and not divides(workers, dims[target.axis])
         extent = None
         if isinstance(source, Shard) and (uneven_target or not divides(workers, dims[source.axis])):
@@ -170,10 +185,7 @@ class Redistribution:
         else:
             assert isinstance(target, Shard)
             call = comm.take_shard(value, axis=target.axis, team=team, uneven=uneven_target)
-        placements = (*x.placements[:index], target, *x.placements[index + 1 :])
-        # Collectives fill padding with zeros, and joined shards have no padding.
-        zeros = x.zeros | ({target.axis} if isinstance(target, Shard) else set())
-        return str(call.attrs.kind), self.placed(call, x.whole, placements, zeros)
+        return str(call.attrs.kind), call
 
     def _step_by_table(
         self, x: PlacedTensor, index: int, target: Placement
@@ -203,31 +215,24 @@ class Redistribution:
         return str(take_row.attrs.kind), result
 
     def _rearrangement(self, index: int, axis: int) -> Rearrangement:
-        name = list(self.mesh.axes)[index]
-        return Rearrangement(self.builder, self.mesh.teams(name), self.mesh.extent(name), axis)
+        return Rearrangement(self.builder, self.teams[index], self.workers[index], axis)
 
     def fill(
         self, x: PlacedTensor, axes: frozenset[int], value: float, subject: str, why: str
     ) -> PlacedTensor:
         """Return the tensor with a value in the padding of some axes."""
-        mesh_axis_of = {
-            placement.axis: k
+        sharded = {
+            placement.axis: (placement, k)
             for k, placement in enumerate(x.placements)
             if isinstance(placement, Shard)
         }
-        dims = extents(x.whole)
-        assert dims is not None
         for axis in sorted(axes):
             padding = f"{subject} beyond the end of axis {axis}"
             note(Decision(NAME, self.function, padding, f"filled with {value}", why))
-            placement = x.placements[mesh_axis_of[axis]]
-            assert isinstance(placement, Shard)
-            mask = self._element_mask(dims[axis], placement, mesh_axis_of[axis])
-            count = len(dims)
+            mask = self._element_mask(x.dims[axis], *sharded[axis])
+            count = len(x.dims)
             if count > 1:
-                length = extents(mask.ty)
-                assert length is not None
-                shape = [length[0] if k == axis else 1 for k in range(count)]
+                shape = [mask.ty.shape[0] if k == axis else 1 for k in range(count)]
                 mask = self.builder.emit(relax.op.reshape(mask, shape))
             padding_value = relax.const(value, dtype_of(x.whole))
             # The mask is int32, since TVM's GPU kernels read bools from memory in pairs, wrongly.
@@ -253,8 +258,7 @@ class Redistribution:
         if placement.division is not None:
             mask = self._rearrangement(index, 0).is_element(placement.division)
         else:
-            name = list(self.mesh.axes)[index]
-            team, workers = self.mesh.teams(name), self.mesh.extent(name)
+            team, workers = self.teams[index], self.workers[index]
             ones = self.builder.emit(relax.op.ones((extent,), "int32"))
             call = comm.take_shard(ones, team=team, workers=workers, uneven=True)
             mask = self.builder.emit(call)

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, TypeAlias
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ipc.analysis.collective_calls import name_of as name_of_operand
 from tvm_ipc.comm import Mesh, Replica
@@ -16,6 +17,7 @@ from tvm_ipc.comm.placements import Placements, format_placements
 from tvm_ipc.errors import TransformError
 from tvm_ipc.spmd.placements.placed_tensor import PlacedTensor
 from tvm_ipc.spmd.placements.redistribute import NAME, Redistribution, is_bindable
+from tvm_ipc.spmd.rules.primfunc import PrimFuncAxes
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,31 +37,83 @@ class RankValues:
     Attributes
     ----------
     name : the name of the function.
-    mesh : the mesh of its placements.
+    meshes : the meshes of its placements.
+    mesh : the mesh of the call that is being lowered.
     module : the module with the functions that it calls.
     builder : builds the function that one rank runs.
     moves : emits the collectives that move tensors between ranks.
     replicas : the placements of a replicated tensor.
     """
 
-    def __init__(self, name: str, mesh: Mesh, module: tvm.IRModule) -> None:
-        self.name, self.mesh, self.module = name, mesh, module
+    def __init__(self, name: str, meshes: Sequence[Mesh], module: tvm.IRModule) -> None:
+        self.name, self.meshes, self.module = name, meshes, module
         self.builder = relax.BlockBuilder()
-        self.moves = Redistribution(self.builder, mesh, name)
-        self.replicas: Placements = (Replica(),) * len(mesh.axes)
+        self._moves = {mesh: Redistribution(self.builder, mesh, name) for mesh in meshes}
         self._values: dict[relax.Var, RankValue] = {}
+        #: PrimFuncs that are compiled for the extents of shards, by their names and extents.
+        self._primfuncs: dict[tuple[str, str], tvm.ir.GlobalVar] = {}
+        self.select(None)
+
+    def select(self, mesh: Mesh | None) -> None:
+        """Lower what follows on a mesh; None for values that every rank has."""
+        self._on_every_rank = mesh is None
+        self.mesh = self.meshes[0] if mesh is None else mesh
+        self.moves = self._moves[self.mesh]
+        self.replicas: Placements = (Replica(),) * len(self.mesh.axes)
+
+    def select_for(self, operands: Iterable[relax.Expr]) -> None:
+        """Lower what follows on the mesh of some operands.
+
+        A sharded operand determines it. Otherwise it is the mesh with the fewest ranks.
+        """
+        tensors = [tensor for x in operands for tensor in _tensors_in(self.held(x))]
+        placed = [tensor for tensor in tensors if tensor.mesh is not None]
+        first = min(
+            placed, key=lambda x: (x.replicated, len(x.mesh.ranks) if x.mesh else 0), default=None
+        )
+        self.select(None if first is None else first.mesh)
+
+    def end_block(self) -> None:
+        """Forget the cached variables of the block that ends."""
+        for moves in self._moves.values():
+            moves.end_block()
 
     def __setitem__(self, variable: relax.Var, value: RankValue) -> None:
         """Set the value of a variable on the rank."""
         self._values[variable] = value
 
-    def lookup(self, expr: relax.Expr) -> RankValue:
-        """Return the value of an argument on one rank."""
+    def held(self, expr: relax.Expr) -> RankValue:
+        """Return the value of an argument on one rank, which may be on any mesh."""
         if isinstance(expr, relax.Tuple):
-            return tuple(map(self.lookup, expr.fields))
+            return tuple(map(self.held, expr.fields))
+        if isinstance(expr, relax.TupleGetItem):
+            fields, index = self.held(expr.tuple_value), int(expr.index)
+            if isinstance(fields, tuple):
+                field: RankValue = fields[index]
+                return field
+            return self.uniform(relax.TupleGetItem(fields.value, index))
         if isinstance(expr, relax.Var) and expr in self._values:
             return self._values[expr]
         return self.uniform(expr)
+
+    def lookup(self, expr: relax.Expr) -> RankValue:
+        """Return the value of an argument on one rank of the selected mesh."""
+        return self._on_mesh(self.held(expr), expr)
+
+    def _on_mesh(self, value: RankValue, expr: relax.Expr) -> RankValue:
+        """Return a value whose tensors are placed on the selected mesh."""
+        if isinstance(value, tuple):
+            return tuple(self._on_mesh(field, expr) for field in value)
+        if not isinstance(value, PlacedTensor) or value.mesh == self.mesh:
+            return value
+        if value.mesh is None:
+            return replace(value, placements=self.replicas)
+        if not value.replicated or not set(self.mesh.ranks) <= set(value.mesh.ranks):
+            raise self.error(
+                f"{name_of(expr)} is {format_placements(value.mesh, value.placements)} on "
+                f"{value.mesh}, but another operand is on {self.mesh}; place it on that mesh before"
+            )
+        return replace(value, placements=self.replicas, mesh=self.mesh)
 
     def tensor(self, expr: relax.Expr) -> PlacedTensor:
         """Return the value of an argument that is a tensor."""
@@ -67,21 +121,36 @@ class RankValues:
         assert isinstance(value, PlacedTensor), f"{expr} has the type of a tensor"
         return value
 
-    def fields(self, expr: relax.Expr) -> Sequence[RankValue]:
-        """Return the values of the fields of an argument that is a tuple."""
-        value = self.lookup(expr)
-        if isinstance(value, tuple):
-            return value
-        return [
-            self.uniform(relax.TupleGetItem(value.value, k)) for k in range(len(expr.ty.fields))
-        ]
-
     def uniform(self, value: relax.Expr) -> RankValue:
         """Return a value that is the same on every rank."""
         value = self.builder.normalize(value)
         if isinstance(value.ty, relax.TensorType):
-            return PlacedTensor(value, value.ty, self.replicas)
+            mesh = None if self._on_every_rank else self.mesh
+            return PlacedTensor(value, value.ty, self.replicas, mesh=mesh)
         return UniformValue(value)
+
+    def primfunc_of_rank(
+        self, name: str, function: tirx.PrimFunc, shapes: Sequence[Sequence[Any]]
+    ) -> tvm.ir.GlobalVar:
+        """Return the variable of a PrimFunc for the extents of shards, which is added once.
+
+        Parameters
+        ----------
+        name : the name of the PrimFunc for whole tensors.
+        function : that PrimFunc.
+        shapes : the extents of the shards.
+        """
+        key = name, str([[str(extent) for extent in shape] for shape in shapes])
+        if key not in self._primfuncs:
+            local = PrimFuncAxes(function).for_extents(shapes)
+            taken = {str(variable.name_hint) for variable in self.module.get_global_vars()}
+            taken |= {str(variable.name_hint) for variable in self._primfuncs.values()}
+            names = (f"{name}_of_rank{k or ''}" for k in count())
+            of_rank = next(each for each in names if each not in taken)
+            if "global_symbol" in (local.attrs or {}):
+                local = local.with_attr("global_symbol", of_rank)
+            self._primfuncs[key] = self.builder.add_func(local, of_rank)
+        return self._primfuncs[key]
 
     def as_argument(self, value: RankValue) -> relax.Expr:
         """Return a value in a form that can be an argument of a call."""
@@ -124,4 +193,6 @@ def name_of(expr: relax.Expr) -> str:
     """Return the name of an argument for messages."""
     if isinstance(expr, relax.Tuple):
         return f"({', '.join(map(name_of, expr.fields))})"
+    if isinstance(expr, relax.TupleGetItem):
+        return f"{name_of(expr.tuple_value)}[{expr.index}]"
     return name_of_operand(expr)

@@ -15,16 +15,18 @@ from typing import Any, Final, TypeAlias
 
 from tvm import relax
 
-from tvm_ipc.comm import Division, Mesh, Partial, Placement, Replica, Shard
+from tvm_ipc.comm import Division, Mesh, Partial, Placement, Replica, Shard, Teams
 from tvm_ipc.comm.placements import Placements
 
 #: The label of each axis of a tensor; None for an axis of extent 1 that is broadcast.
 Labels: TypeAlias = tuple[int | None, ...]
 #: The label that is sharded along an axis of the mesh, and its division; None for no label.
 Choice: TypeAlias = tuple[int, Division | None] | None
-#: Maps a label, its division and the number of ranks to the placements of the results, or to the
+#: Maps the division of a label and the number of ranks to the placements of the results, or to the
 #: reason why the label cannot be sharded.
-Propagate: TypeAlias = Callable[[int, Division | None, int], Sequence[Placement] | str]
+Propagate: TypeAlias = Callable[[Division | None, int], Sequence[Placement] | str]
+#: Maps a result, its placement and the number of ranks to the label and the division that give it.
+Origin: TypeAlias = Callable[[int, Shard, int], Choice]
 
 #: Why an axis cannot be sharded.
 ALL_OF_IT: Final = "it needs all of that axis"
@@ -44,16 +46,20 @@ class LocalCall:
     results : the extents of the rank's shard of each result.
     workers : by sharded label, the number of ranks that share it.
     divisions : by sharded label, its division; None for consecutive shards.
+    teams : by sharded label, the teams of the ranks that share it.
     builder : builds the function that the rank runs.
     rank : returns the index of the rank among those that share a label, as a tensor of one int64.
+    report : notes a collective that the call contains: its kind, the label, and the reason.
     """
 
     call: relax.Call
     results: tuple[list[Any], ...]
     workers: Mapping[int, int]
     divisions: Mapping[int, Division | None]
+    teams: Mapping[int, Teams]
     builder: relax.BlockBuilder
     rank: Callable[[int], relax.Expr]
+    report: Callable[[str, int, str], None]
 
     def emit(self, value: relax.Expr) -> relax.Expr:
         """Bind the value to a new variable and return the variable."""
@@ -102,8 +108,10 @@ class Rule:
     contiguous : labels whose shards have to be consecutive.
     replica_safe : whether the reductions are correct if several ranks have the same elements of a
         label.
-    propagate : the placements of the results for a sharded label, for rules whose results have
-        another extent along it. It takes precedence over `whole` and `divisibility`.
+    propagate : for labels along which results have another extent, the placements of the results.
+        It takes precedence over `whole` and `divisibility`.
+    origin : the inverse of `propagate`, for operators that change the division of an axis. None if
+        a result has the division of its label.
     related : labels along which operands have different divisions. `propagate` returns the
         placements of the results; it gets no division if none fits all operands.
     partial_linear : whether the results are partial in the same way as the operands. It gets the
@@ -121,7 +129,8 @@ class Rule:
     divisibility: Mapping[int, Callable[[int], str]] = field(default_factory=dict)
     contiguous: frozenset[int] = frozenset()
     replica_safe: bool = False
-    propagate: Propagate | None = None
+    propagate: Mapping[int, Propagate] = field(default_factory=dict)
+    origin: Origin | None = None
     related: Mapping[int, Related] = field(default_factory=dict)
     partial_linear: Callable[[Sequence[Placement]], bool] = _never_linear
     preserves_zeros: Callable[[Sequence[bool]], bool] = _never_zero
@@ -136,8 +145,8 @@ class Rule:
             same_copies = len(set(division.copies_of(workers))) == 1
             if not (same_copies and self.replica_safe) or division.whole:
                 return "it reduces over that axis, of which several ranks have the same elements"
-        if self.propagate is not None:
-            placements = self.propagate(label, division, workers)
+        if label in self.propagate:
+            placements = self.propagate[label](division, workers)
             return placements if isinstance(placements, str) else ""
         if label in self.whole:
             return self.whole[label]
@@ -152,12 +161,37 @@ class Rule:
         label, division = choice
         if label in self.reduced:
             return [Partial(self.reduced[label]) for _ in self.results]
-        if self.propagate is None:
+        if label not in self.propagate:
             return [_along(axes, choice) for axes in self.results]
-        placements = self.propagate(label, division, workers)
+        placements = self.propagate[label](division, workers)
         if isinstance(placements, str):
             raise Refusal(placements)
         return list(placements)
+
+    def choice_of_result(self, result: int, placement: Shard, workers: int) -> Choice:
+        """Return the label to shard so that a result is sharded in a given way, or None.
+
+        The inverse of `result_placements`: it follows from the same labels.
+
+        Parameters
+        ----------
+        result : the index of the result.
+        placement : its placement along one axis of the mesh.
+        workers : the number of ranks along that axis.
+        """
+        label = self.results[result][placement.axis]
+        choice: Choice = None if label is None else (label, placement.division)
+        if self.origin is not None:
+            choice = self.origin(result, placement, workers)
+        if choice is None or not any(choice[0] in labels for labels in self.operands):
+            return None
+        if choice[0] in self.related or self.why_not(choice[0], workers, choice[1]):
+            return None
+        try:
+            fits = self.result_placements(choice, workers)[result] == placement
+        except Refusal:
+            return None
+        return choice if fits else None
 
     def sharded_labels(
         self, placements: Sequence[Placement], workers: int
@@ -334,3 +368,7 @@ def first_partial_alike(placements: Sequence[Placement]) -> bool:
     return isinstance(placements[0], Partial) and all(
         str(placement) == "R" for placement in placements[1:]
     )
+
+
+#: Arguments for the `Rule` of an operator that only moves elements.
+MOVES: Final[dict[str, Any]] = {"partial_linear": all_partial_alike, "preserves_zeros": all}

@@ -19,7 +19,7 @@ from tvm_ipc.spmd.rules.axis_label_rule import (
     needs_all,
     one_partial_sum,
 )
-from tvm_ipc.spmd.rules.matmul_attention import summed, whole_blocks
+from tvm_ipc.spmd.rules.matmul_attention import sum_of_products, whole_blocks
 from tvm_ipc.spmd.rules.operation import Operation
 
 #: Labels of the batch, and of the channels of the operand and of the result. Other axes have the
@@ -62,15 +62,8 @@ def _conv(op: Operation) -> Rule:
     in_group = _REST + ord("I")
     if groups == 1:
         kernel = _labels(kernel_layout, I=_IN, O=_OUT)
-        sum_rule = summed(op, {_IN})
-        whole = {**needs_all(*_rest(data, kernel)), **sum_rule.pop("whole", {})}
-        return Rule(
-            (data, kernel),
-            (result_labels,),
-            whole=whole,
-            partial_linear=one_partial_sum,
-            **sum_rule,
-        )
+        sums = sum_of_products(op, [_IN], _rest(data, kernel))
+        return Rule((data, kernel), (result_labels,), **sums)
     # One axis of the kernel covers the channels of all groups, the other those within a group.
     named = {"I": _IN, "O": in_group} if transposed else {"O": _IN, "I": in_group}
     kernel = _labels(kernel_layout, **named)
@@ -138,9 +131,8 @@ def _grid_sample(op: Operation) -> Rule:
 
 def _batch_only(op: Operation) -> Rule:
     """Return the rule of an operator that mixes all axes but the first."""
-    operand = tuple(range(op.ndim()))
     result = (0, *range(op.ndim(), op.ndim() + len(op.result_dims()) - 1))
-    return Rule((operand,), (result,), whole=needs_all(*operand[1:]))
+    return Rule((op.labels,), (result,), whole=needs_all(*op.labels[1:]))
 
 
 RULES: Final = {

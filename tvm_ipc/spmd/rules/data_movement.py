@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
@@ -14,53 +15,40 @@ from tvm_ipc.comm.axis_block_sharding import concatenated
 from tvm_ipc.comm.extent_arithmetic import constant, format_extent
 from tvm_ipc.spmd.rules.axis_label_rule import (
     ALL_OF_IT,
+    MOVES,
     Labels,
     LocalCall,
     Refusal,
     Related,
     Rule,
-    all_partial_alike,
     all_partial_sums,
     needs_all,
     shard,
 )
+from tvm_ipc.spmd.rules.elementwise import same_axes
 from tvm_ipc.spmd.rules.operation import Operation, aligned, axes_of, axis_of, same
 
 
 def _permute_dims(op: Operation) -> Rule:
-    ndim = op.ndim()
-    axes = tuple(range(ndim))[::-1] if op.attrs.axes is None else axes_of(op.attrs.axes, ndim)
-    return Rule(
-        (tuple(range(ndim)),),
-        (axes,),
-        partial_linear=all_partial_alike,
-        preserves_zeros=all,
-    )
+    axes = op.labels[::-1] if op.attrs.axes is None else axes_of(op.attrs.axes, op.ndim())
+    return Rule((op.labels,), (axes,), **MOVES)
 
 
 def _broadcast_to(op: Operation) -> Rule:
     dims = op.result_dims()
 
     def local(local_call: LocalCall) -> relax.Expr:
-        return relax.op.broadcast_to(
-            local_call.call.args[0], relax.ShapeExpr(local_call.results[0])
-        )
+        shape = relax.ShapeExpr(local_call.results[0])
+        return relax.op.broadcast_to(local_call.call.args[0], shape)
 
-    return Rule(
-        (aligned(op.dims(), dims),),
-        (tuple(range(len(dims))),),
-        partial_linear=all_partial_alike,
-        preserves_zeros=all,
-        local=local,
-    )
+    return Rule((aligned(op.dims(), dims),), (tuple(range(len(dims))),), local=local, **MOVES)
 
 
 def _concat(op: Operation) -> Rule:
     """Return the rule of a concat: a rank joins its shard of each operand along the joined axis."""
     if op.attrs.axis is None:
         raise Refusal("without an axis it joins tensors as vectors")
-    labels = tuple(range(op.ndim()))
-    axis = axis_of(op.attrs.axis, op.ndim())
+    axis = op.axis
     extents = [constant(op.dims(k)[axis]) for k in range(len(op.operands))]
     known_extents = [extent for extent in extents if extent]
     ends = [0, *accumulate(known_extents)]
@@ -80,38 +68,27 @@ def _concat(op: Operation) -> Rule:
         assert piece is not None, "segments are of operands"
         return piece[0]
 
-    def propagate(label: int, division: Division | None, workers: int) -> list[Placement] | str:
-        if label != axis:
-            return [Shard(label, division)]
+    def propagate(division: Division | None, workers: int) -> list[Placement] | str:
         return ALL_OF_IT if division is None else [shard(axis, division, workers)]
 
     return Rule(
-        (labels,) * len(op.operands),
-        (labels,),
+        (op.labels,) * len(op.operands),
+        (op.labels,),
         related={axis: Related(common, of_operand)},
-        propagate=propagate,
-        partial_linear=all_partial_alike,
-        preserves_zeros=all,
+        propagate={axis: propagate},
+        **MOVES,
     )
 
 
 def _stack(op: Operation) -> Rule:
-    ndim = op.ndim()
-    labels = tuple(range(ndim))
-    axis = axis_of(op.attrs.axis or 0, ndim + 1)
-    result_labels = (*labels[:axis], ndim, *labels[axis:])
-    return Rule(
-        (labels,) * len(op.operands),
-        (result_labels,),
-        partial_linear=all_partial_alike,
-        preserves_zeros=all,
-    )
+    axis = axis_of(op.attrs.axis or 0, op.ndim() + 1)
+    result = (*op.labels[:axis], op.ndim(), *op.labels[axis:])
+    return Rule((op.labels,) * len(op.operands), (result,), **MOVES)
 
 
 def _split(op: Operation) -> Rule:
     """Return the rule of a split: along the split axis a result takes whole segments."""
-    labels = tuple(range(op.ndim()))
-    axis = axis_of(op.attrs.axis, op.ndim())
+    axis = op.axis
     ends = [0]
     for k in range(len(op.results)):
         extent = constant(op.result_dims(k)[axis])
@@ -120,9 +97,7 @@ def _split(op: Operation) -> Rule:
     def pieces(division: Division) -> list[tuple[Division, int, int] | None]:
         return [division.between(*bounds) for bounds in pairwise(ends)]
 
-    def propagate(label: int, division: Division | None, workers: int) -> list[Placement] | str:
-        if label != axis:
-            return [Shard(label, division) for _ in op.results]
+    def propagate(division: Division | None, workers: int) -> list[Placement] | str:
         if division is None:
             return ALL_OF_IT
         placements: list[Placement] = []
@@ -140,22 +115,21 @@ def _split(op: Operation) -> Rule:
         return relax.op.split(local_call.call.args[0], local_ends[:-1], axis)
 
     return Rule(
-        (labels,),
-        (labels,) * len(op.results),
+        (op.labels,),
+        (op.labels,) * len(op.results),
         whole=needs_all(axis),
-        propagate=propagate,
-        partial_linear=all_partial_alike,
-        preserves_zeros=all,
+        propagate={axis: propagate},
         local=local,
+        **MOVES,
     )
 
 
 def _strided_slice(op: Operation) -> Rule:
     """Return the rule of a slice: ranks share uncut axes, and cut ones that keep whole segments."""
-    ndim, dims = op.ndim(), op.dims()
+    dims = op.dims()
     axes, begins, ends, strides = _bounds(op)
-    cut = [
-        k
+    cut = {
+        axis: k
         for k, axis in enumerate(axes)
         if not (
             constant(strides[k]) == 1
@@ -163,46 +137,40 @@ def _strided_slice(op: Operation) -> Rule:
             and _reaches(ends[k], dims[axis])
             and same(op.result_dims()[axis], dims[axis])
         )
-    ]
-    labels = tuple(range(ndim))
+    }
 
-    def piece(axis: int, division: Division) -> tuple[Division, int, int] | None:
-        (k,) = (k for k in cut if axes[k] == axis)
+    def piece(axis: int, division: Division | None) -> tuple[Division, int, int] | None:
+        k = cut[axis]
         begin, end = (_position(bounds[k], dims[axis]) for bounds in (begins, ends))
-        if constant(strides[k]) != 1 or begin is None or end is None:
+        if division is None or constant(strides[k]) != 1 or begin is None or end is None:
             return None
         return division.between(begin, end)
 
-    def propagate(label: int, division: Division | None, workers: int) -> list[Placement] | str:
-        if label not in [axes[k] for k in cut]:
-            return [Shard(label, division)]
-        kept = division and piece(label, division)
-        return [shard(label, kept[0], workers)] if kept else ALL_OF_IT
+    def propagate(axis: int, division: Division | None, workers: int) -> list[Placement] | str:
+        kept = piece(axis, division)
+        return [shard(axis, kept[0], workers)] if kept else ALL_OF_IT
 
     def local(local_call: LocalCall) -> relax.Expr:
         x = local_call.call.args[0]
         if not cut:
             return x
-        cut_axes, *bounds, cut_strides = (
-            [values[k] for k in cut] for values in (axes, begins, ends, strides)
+        *bounds, cut_strides = (
+            [values[k] for k in cut.values()] for values in (begins, ends, strides)
         )
-        for position, axis in enumerate(cut_axes):
-            division = local_call.divisions.get(axis)
-            kept = division and piece(axis, division)
-            if kept:
+        for position, axis in enumerate(cut):
+            if kept := piece(axis, local_call.divisions.get(axis)):
                 bounds[0][position], bounds[1][position] = kept[1:]
         return relax.op.strided_slice(
-            x, cut_axes, *bounds, cut_strides, bool(op.attrs.assume_inbound)
+            x, list(cut), *bounds, cut_strides, bool(op.attrs.assume_inbound)
         )
 
     return Rule(
-        (labels,),
-        (labels,),
-        whole=needs_all(*(axes[k] for k in cut)),
-        propagate=propagate,
-        partial_linear=all_partial_alike,
-        preserves_zeros=all,
+        (op.labels,),
+        (op.labels,),
+        whole=needs_all(*cut),
+        propagate={axis: partial(propagate, axis) for axis in cut},
         local=local,
+        **MOVES,
     )
 
 
@@ -215,18 +183,13 @@ def slices_of(op: Operation) -> Iterator[tuple[int, int, int]]:
 
 
 def _bounds(op: Operation) -> tuple[Sequence[int], list[Any], list[Any], list[Any]]:
-    """Return the axes, begins, ends and strides of a slice."""
-    operands = [_values(x) for x in op.call.args[1:]]
-    if any(values is None for values in operands):
+    """Return the axes, begins, ends and strides of a slice, which may be symbolic."""
+    operands = op.call.args[1:]
+    if not all(isinstance(x, relax.Tuple) for x in operands):
         raise Refusal("its axes and bounds are not known")
-    axes = axes_of([constant(axis) for axis in operands[0] or ()], op.ndim())
-    strides = operands[3] if len(operands) > 3 and operands[3] else [1] * len(axes)
-    return axes, operands[1] or [], operands[2] or [], strides
-
-
-def _values(expr: relax.Expr) -> list[Any] | None:
-    """Return the numbers of a tuple, which may be symbolic; None for other expressions."""
-    return list(expr.fields) if isinstance(expr, relax.Tuple) else None
+    axes, begins, ends, *strides = (list(x.fields) for x in operands)
+    ones = [1] * len(axes)
+    return axes_of(map(constant, axes), op.ndim()), begins, ends, (strides and strides[0]) or ones
 
 
 def _position(bound: Any, extent: Any) -> int | None:
@@ -245,58 +208,23 @@ def _reaches(end: Any, extent: Any) -> bool:
     return same(end, extent)
 
 
-def _slice_scatter(op: Operation) -> Rule:
-    labels = tuple(range(op.ndim()))
-    axis = axis_of(op.attrs.axis, op.ndim())
-    return Rule(
-        (labels, labels),
-        (labels,),
-        whole=needs_all(axis),
-        partial_linear=all_partial_alike,
-        preserves_zeros=all,
-    )
-
-
-def _flip(op: Operation) -> Rule:
-    labels = tuple(range(op.ndim()))
-    whole = needs_all(axis_of(op.attrs.axis, op.ndim()))
-    return Rule(
-        (labels,),
-        (labels,),
-        whole=whole,
-        partial_linear=all_partial_alike,
-        preserves_zeros=all,
-    )
-
-
 def _tile(op: Operation) -> Rule:
     repeats = [int(count) for count in op.attrs.repeats]
-    dims = op.result_dims()
-    labels = tuple(len(dims) - op.ndim() + axis for axis in range(op.ndim()))
-    first = len(dims) - len(repeats)
+    result = tuple(range(len(op.result_dims())))
+    first = len(result) - len(repeats)
     whole = needs_all(*(first + k for k, count in enumerate(repeats) if count != 1))
-    result_labels = tuple(range(len(dims)))
-    return Rule(
-        (labels,),
-        (result_labels,),
-        whole=whole,
-        partial_linear=all_partial_alike,
-        preserves_zeros=all,
-    )
+    return Rule((result[len(result) - op.ndim() :],), (result,), whole=whole, **MOVES)
 
 
 def _repeat(op: Operation) -> Rule:
     """Return the rule of a repeat: ranks with the same elements split the copies among them."""
-    ndim = op.ndim()
     if op.attrs.axis is None:
         raise Refusal("without an axis it repeats the elements of a vector")
-    axis = axis_of(op.attrs.axis, ndim)
+    axis = op.axis
     extent = constant(op.dims()[axis])
     times = int(op.attrs.repeats)
 
-    def propagate(label: int, division: Division | None, workers: int) -> list[Placement] | str:
-        if label != axis:
-            return [Shard(label, division)]
+    def propagate(division: Division | None, workers: int) -> list[Placement] | str:
         if extent is None:
             return f"the extent {format_extent(op.dims()[axis])} that it repeats is not known"
         if extent == 0 or times == 0:
@@ -313,48 +241,20 @@ def _repeat(op: Operation) -> Rule:
         copies = 1 if division is None else division.copies(workers)
         return relax.op.repeat(local_call.call.args[0], -(-times // copies), axis)
 
-    # No `preserves_zeros`: where copies do not split evenly, some ranks have extra ones as padding.
-    labels = tuple(range(ndim))
+    # Padding may not be zero: where copies do not split evenly, some ranks have extra ones there.
+    linear = MOVES["partial_linear"]
     return Rule(
-        (labels,),
-        (labels,),
-        propagate=propagate,
-        partial_linear=all_partial_alike,
-        local=local,
+        (op.labels,), (op.labels,), propagate={axis: propagate}, partial_linear=linear, local=local
     )
 
 
 def _pad(op: Operation) -> Rule:
-    ndim = op.ndim()
     widths = [int(width) for width in op.attrs.pad_width]
-    labels = tuple(range(ndim))
-    padded = [axis for axis in labels if widths[2 * axis] or widths[2 * axis + 1]]
+    padded = [axis for axis in op.labels if widths[2 * axis] or widths[2 * axis + 1]]
     pads_zeros = str(op.attrs.pad_mode) != "constant" or float(op.attrs.pad_value) == 0
-
-    def preserves_zeros(zeros: Sequence[bool]) -> bool:
-        return pads_zeros and all(zeros)
-
-    def linear(placements: Sequence[Placement]) -> bool:
-        return pads_zeros and all_partial_sums(placements)
-
-    return Rule(
-        (labels,),
-        (labels,),
-        whole=needs_all(*padded),
-        partial_linear=linear,
-        preserves_zeros=preserves_zeros,
-    )
-
-
-def _triangle(op: Operation) -> Rule:
-    labels = tuple(range(op.ndim()))
-    return Rule(
-        (labels,),
-        (labels,),
-        whole=needs_all(*labels[-2:]),
-        partial_linear=all_partial_sums,
-        preserves_zeros=all,
-    )
+    behavior: dict[str, Any] = {"partial_linear": all_partial_sums, "preserves_zeros": all}
+    whole = needs_all(*padded)
+    return Rule((op.labels,), (op.labels,), whole=whole, **(behavior if pads_zeros else {}))
 
 
 def _meshgrid(op: Operation) -> Rule:
@@ -366,13 +266,14 @@ def _meshgrid(op: Operation) -> Rule:
 
 
 def _reverse_sequence(op: Operation) -> Rule:
-    ndim = op.ndim()
-    labels = tuple(range(ndim))
-    batch = axis_of(op.attrs.batch_axis, ndim)
-    whole = needs_all(axis_of(op.attrs.seq_axis, ndim))
-    return Rule((labels, (batch,)), (labels,), whole=whole)
+    batch = axis_of(op.attrs.batch_axis, op.ndim())
+    whole = needs_all(axis_of(op.attrs.seq_axis, op.ndim()))
+    return Rule((op.labels, (batch,)), (op.labels,), whole=whole)
 
 
+_TRIANGLE: Final = same_axes(
+    lambda op: op.labels[-2:], partial_linear=all_partial_sums, preserves_zeros=all
+)
 RULES: Final = {
     "permute_dims": _permute_dims,
     "broadcast_to": _broadcast_to,
@@ -380,13 +281,11 @@ RULES: Final = {
     "stack": _stack,
     "split": _split,
     "strided_slice": _strided_slice,
-    "slice_scatter": _slice_scatter,
-    "flip": _flip,
+    **dict.fromkeys(("slice_scatter", "flip"), same_axes(lambda op: [op.axis], **MOVES)),
     "tile": _tile,
     "repeat": _repeat,
     "nn.pad": _pad,
-    "tril": _triangle,
-    "triu": _triangle,
+    **dict.fromkeys(("tril", "triu"), _TRIANGLE),
     "meshgrid": _meshgrid,
     "reverse_sequence": _reverse_sequence,
 }

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of elementwise operators."""
+"""Sharding rules of elementwise operators, and of others that keep the axes of their operands."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
-from tvm_ipc.analysis.elementwise_view_writer_ops import (
+from tvm_ipc.analysis.elementwise_ops import (
     BROADCASTING,
     UNARY,
     ZERO_PRESERVING_BROADCASTING,
@@ -15,8 +15,8 @@ from tvm_ipc.analysis.elementwise_view_writer_ops import (
 from tvm_ipc.comm import Partial, Placement
 from tvm_ipc.comm.collective_relax_op import dtype_of
 from tvm_ipc.comm.extent_arithmetic import constant
-from tvm_ipc.spmd.rules.axis_label_rule import Labels, Rule
-from tvm_ipc.spmd.rules.operation import Operation, aligned, axis_of
+from tvm_ipc.spmd.rules.axis_label_rule import Labels, Rule, needs_all
+from tvm_ipc.spmd.rules.operation import Operation, aligned
 
 #: Operators with one operand, which return it, or read only its shape.
 _LIKE_ZERO: Final = ("hint_on_device", "wrap_param", "zeros_like")
@@ -73,17 +73,33 @@ def elementwise(op: Operation) -> Rule:
 
 def along_an_axis(op: Operation) -> Rule:
     """Return the rule of an operator with a tensor and vectors along one of its axes."""
-    ndim = op.ndim()
-    axis = axis_of(op.attrs.axis, ndim)
+    axis = op.axis
 
     def vector(operand: int) -> Labels:
         dims = op.dims(operand)
         repeated = not dims or (constant(dims[0]) == 1 != constant(op.dims()[axis]))
         return (None if repeated else axis,) if dims else ()
 
-    labels = tuple(range(ndim))
     others = [vector(k) for k in range(1, len(op.operands))]
-    return Rule((labels, *others), (labels,))
+    return Rule((op.labels, *others), (op.labels,))
+
+
+def same_axes(
+    whole: Callable[[Operation], Iterable[int]], **behavior: Any
+) -> Callable[[Operation], Rule]:
+    """Return the rules of operators whose operands and result have the same axes.
+
+    Parameters
+    ----------
+    whole : returns the axes that must not be sharded.
+    behavior : further arguments of `Rule`.
+    """
+
+    def rule(op: Operation) -> Rule:
+        operands = (op.labels,) * len(op.operands)
+        return Rule(operands, (op.labels,), whole=needs_all(*whole(op)), **behavior)
+
+    return rule
 
 
 RULES: Final = {

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tvm import relax
+from tvm.relax import op as R  # noqa: N812 - as programs are written
 
 from tvm_ipc.comm.collective_relax_op import dtype_of
 from tvm_ipc.comm.extent_arithmetic import constant, largest_shard
@@ -35,11 +36,10 @@ def _take(op: Operation) -> Rule:
     From a table that is sharded by rows, each rank takes the rows that it has, and zeros for the
     others; the sum over the ranks is the result.
     """
-    ndim = op.ndim()
+    labels, ndim = op.labels, op.ndim()
     if op.attrs.axis is None and ndim != 1:
         raise Refusal("without an axis it takes elements of a vector")
     axis = axis_of(op.attrs.axis or 0, ndim)
-    labels = tuple(range(ndim))
     indices = tuple(range(ndim, ndim + op.ndim(1)))
     mode = str(op.attrs.mode)
 
@@ -67,39 +67,28 @@ def _take_local_rows(op: Operation, local_call: LocalCall, axis: int, mode: str)
     table, indices = local_call.call.args
     extent = op.dims()[axis]
     rows = largest_shard(extent, local_call.workers[axis])
-    dtype = dtype_of(indices.ty)
-    index = local_call.emit(relax.op.astype(indices, "int64"))
+    emit, zero = local_call.emit, relax.const(0, "int64")
+    index = emit(R.astype(indices, "int64"))
     if mode == "wrap":
-        index = local_call.emit(relax.op.floor_mod(index, _number(local_call, extent)))
+        index = emit(R.floor_mod(index, _number(local_call, extent)))
     elif mode == "clip":
-        most = local_call.emit(
-            relax.op.subtract(_number(local_call, extent), relax.const(1, "int64"))
-        )
-        least = relax.const(0, "int64")
-        index = local_call.emit(
-            relax.op.maximum(least, local_call.emit(relax.op.minimum(index, most)))
-        )
+        last = emit(R.subtract(_number(local_call, extent), relax.const(1, "int64")))
+        index = emit(R.maximum(zero, emit(R.minimum(index, last))))
     rank = local_call.rank(axis)
     if op.ndim(1) == 0:
-        rank = local_call.emit(relax.op.reshape(rank, ()))
+        rank = emit(R.reshape(rank, ()))
     count = _number(local_call, rows)
-    first = local_call.emit(relax.op.multiply(rank, count))
-    index = local_call.emit(relax.op.subtract(index, first))
-    in_shard = local_call.emit(
-        relax.op.logical_and(
-            local_call.emit(relax.op.greater_equal(index, relax.const(0, "int64"))),
-            local_call.emit(relax.op.less(index, count)),
-        )
-    )
-    safe = local_call.emit(relax.op.where(in_shard, index, relax.const(0, "int64")))
-    safe = local_call.emit(relax.op.astype(safe, dtype))
+    index = emit(R.subtract(index, emit(R.multiply(rank, count))))
+    is_not_before = emit(R.greater_equal(index, zero))
+    in_shard = emit(R.logical_and(is_not_before, emit(R.less(index, count))))
+    safe = emit(R.astype(emit(R.where(in_shard, index, zero)), dtype_of(indices.ty)))
     # TVM prints a warning whenever it compiles the mode "fast".
-    taken = local_call.emit(relax.op.take(table, safe, axis, mode="clip"))
+    taken = emit(R.take(table, safe, axis, mode="clip"))
     before, after = axis, op.ndim() - axis - 1
     dims = [1] * before + list(in_shard.ty.shape.values) + [1] * after
     if before or after:
-        in_shard = local_call.emit(relax.op.reshape(in_shard, relax.ShapeExpr(dims)))
-    return relax.op.where(in_shard, taken, relax.const(0, op.dtype()))
+        in_shard = emit(R.reshape(in_shard, relax.ShapeExpr(dims)))
+    return R.where(in_shard, taken, relax.const(0, op.dtype()))
 
 
 def _number(local_call: LocalCall, value: Any) -> relax.Expr:
@@ -115,17 +104,16 @@ def _gather_elements(op: Operation) -> Rule:
 
     Ranks share the axes that are not indexed and have the same extent in all tensors.
     """
-    ndim = op.ndim()
-    labels = tuple(range(ndim))
-    whole = {axis_of(op.attrs.axis, ndim)}
     others = range(1, len(op.operands))
-    for axis in labels:
-        if not all(same(op.dims()[axis], op.dims(k)[axis]) for k in others):
-            whole.add(axis)
+    whole = [
+        axis
+        for axis in op.labels
+        if axis == op.axis or not all(same(op.dims()[axis], op.dims(k)[axis]) for k in others)
+    ]
     scatters = op.name == "scatter_elements"
     return Rule(
-        (labels,) * len(op.operands),
-        (labels,),
+        (op.labels,) * len(op.operands),
+        (op.labels,),
         whole=needs_all(*whole),
         partial_linear=(lambda _: False) if scatters else first_partial_alike,
         preserves_zeros=(lambda zeros: zeros[0] and zeros[2]) if scatters else _first,
@@ -135,11 +123,8 @@ def _gather_elements(op: Operation) -> Rule:
 
 def _gather_nd(op: Operation) -> Rule:
     """Return the rule of a gather_nd: ranks share the batch axes and those not indexed."""
-    ndim, batch = op.ndim(), int(op.attrs.batch_dims)
-    indexed = constant(op.dims(1)[-1])
-    if indexed is None:
-        raise Refusal("it is not known how many axes it indexes")
-    data = tuple(range(ndim))
+    data, ndim, batch = op.labels, op.ndim(), int(op.attrs.batch_dims)
+    indexed = _number_of_indexed_axes(op)
     rest = data[batch + indexed :]
     index_labels = tuple(range(ndim, ndim + op.ndim(1) - batch))
     whole = needs_all(*data[batch : batch + indexed], index_labels[-1])
@@ -156,11 +141,7 @@ def _gather_nd(op: Operation) -> Rule:
 
 def _scatter_nd(op: Operation) -> Rule:
     """Return the rule of a scatter_nd: ranks share the axes that are not indexed."""
-    ndim = op.ndim()
-    indexed = constant(op.dims(1)[-1])
-    if indexed is None:
-        raise Refusal("it is not known how many axes it indexes")
-    data = tuple(range(ndim))
+    data, ndim, indexed = op.labels, op.ndim(), _number_of_indexed_axes(op)
     index_labels = tuple(range(ndim, ndim + op.ndim(1)))
     updates = (*index_labels[:-1], *data[indexed:])
     return Rule(
@@ -168,14 +149,19 @@ def _scatter_nd(op: Operation) -> Rule:
     )
 
 
+def _number_of_indexed_axes(op: Operation) -> int:
+    indexed = constant(op.dims(1)[-1])
+    if indexed is None:
+        raise Refusal("it is not known how many axes it indexes")
+    return indexed
+
+
 def _index_tensor(op: Operation) -> Rule:
     """Return the rule of tensor indexing: ranks share index axes and the axes not indexed."""
-    ndim = op.ndim()
+    data, ndim = op.labels, op.ndim()
     count = len(op.operands) - 1
-    data = tuple(range(ndim))
-    rest = ndim - count
     dims = op.result_dims()
-    common = dims[: len(dims) - rest]
+    common = dims[: len(dims) - (ndim - count)]
     indices: list[Labels] = [
         aligned(op.dims(k), common, first=ndim) for k in range(1, len(op.operands))
     ]
@@ -191,8 +177,7 @@ def _index_tensor(op: Operation) -> Rule:
 
 
 def _one_hot(op: Operation) -> Rule:
-    ndim = op.ndim()
-    labels = tuple(range(ndim))
+    labels, ndim = op.labels, op.ndim()
     axis = axis_of(op.attrs.axis, ndim + 1)
     return Rule((labels,), ((*labels[:axis], ndim, *labels[axis:]),))
 

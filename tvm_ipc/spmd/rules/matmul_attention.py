@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
 from tvm_ipc.arguments import counted
-from tvm_ipc.comm import Division, Placement, Shard
+from tvm_ipc.comm import Division, Placement
 from tvm_ipc.comm.extent_arithmetic import constant, format_extent
 from tvm_ipc.comm.placements import reduces
 from tvm_ipc.spmd.rules.axis_label_rule import (
     Labels,
-    Propagate,
     Refusal,
     Related,
     Rule,
@@ -24,11 +24,21 @@ from tvm_ipc.spmd.rules.axis_label_rule import (
 from tvm_ipc.spmd.rules.operation import Operation, aligned, same
 
 
-def summed(op: Operation, labels: set[int]) -> dict[str, Any]:
-    """Return the arguments of a `Rule` that sums over labels, if the runtime can sum the type."""
+def sum_of_products(
+    op: Operation, labels: Iterable[int], whole: Iterable[int | None] = ()
+) -> dict[str, Any]:
+    """Return arguments of the `Rule` of an operator that sums products over labels.
+
+    Parameters
+    ----------
+    op : the call. The labels are sharded only if the runtime can sum the type of its result.
+    labels : the labels that are summed over.
+    whole : further labels that must not be sharded.
+    """
+    arguments: dict[str, Any] = {"partial_linear": one_partial_sum}
     if reduces("sum", op.dtype()):
-        return {"reduced": dict.fromkeys(labels, "sum")}
-    return {"whole": needs_all(*labels)}
+        return {**arguments, "reduced": dict.fromkeys(labels, "sum"), "whole": needs_all(*whole)}
+    return {**arguments, "whole": needs_all(*whole, *labels)}
 
 
 def _matmul(op: Operation) -> Rule:
@@ -38,13 +48,8 @@ def _matmul(op: Operation) -> Rule:
     inner = len(dims)
     of_a = aligned(a[:-2], dims[:batch]) + ((batch,) if rows else ()) + (inner,)
     of_b = aligned(b[:-2], dims[:batch]) + (inner,) + ((len(dims) - 1,) if columns else ())
-    result_labels = tuple(range(len(dims)))
-    return Rule(
-        (of_a, of_b),
-        (result_labels,),
-        partial_linear=one_partial_sum,
-        **summed(op, {inner}),
-    )
+    result = tuple(range(len(dims)))
+    return Rule((of_a, of_b), (result,), **sum_of_products(op, [inner]))
 
 
 def _outer(_op: Operation) -> Rule:
@@ -92,15 +97,8 @@ def _einsum(op: Operation) -> Rule:
     ]
     # A letter that occurs twice in a term selects a diagonal, which is not sharded along an axis.
     twice = {label for axes in (*operands, out) for label in axes if axes.count(label) > 1}
-    sum_rule = summed(op, set(longest) - set(out) - twice)
-    whole = {**sum_rule.pop("whole", {}), **needs_all(*twice)}
-    return Rule(
-        tuple(of_operands),
-        (tuple(out),),
-        whole=whole,
-        partial_linear=one_partial_sum,
-        **sum_rule,
-    )
+    sums = set(longest) - set(out) - twice
+    return Rule(tuple(of_operands), (tuple(out),), **sum_of_products(op, sums, twice))
 
 
 def whole_blocks(blocks: Any, name: str) -> Callable[[int], str]:
@@ -144,18 +142,15 @@ def _attention(op: Operation) -> Rule:
             )
         )
     result_labels = ((batch, rows, head, value),)
-    if same(q[2], k[2]):
-        return Rule(tuple(operands), result_labels, whole=whole)
-    return Rule(
-        tuple(operands),
-        result_labels,
-        related={head: _shared_heads(constant(q[2]), constant(k[2]))},
-        propagate=_propagate_heads(result_labels[0], head, whole, constant(q[2]), constant(k[2])),
+    rule = Rule(tuple(operands), result_labels, whole=whole)
+    return (
+        rule if same(q[2], k[2]) else _with_shared_heads(rule, head, constant(q[2]), constant(k[2]))
     )
 
 
-def _shared_heads(queries: int | None, keys: int | None) -> Related:
-    """Return how the heads of queries and of keys are related in grouped-query attention."""
+def _with_shared_heads(rule: Rule, head: int, queries: int | None, keys: int | None) -> Rule:
+    """Return the rule of grouped-query attention, where queries have more heads than keys."""
+    times = (queries or 0) // (keys or 1)
 
     def common(divisions: Mapping[int, Division | None], workers: int) -> Division | None:
         if not queries or not keys or queries % keys:
@@ -164,33 +159,24 @@ def _shared_heads(queries: int | None, keys: int | None) -> Related:
             if k in divisions:
                 return divisions[k] or Division.plain(keys, workers)
         of_queries = next(iter(divisions.values())) or Division.plain(queries, workers)
-        return of_queries.unrepeated(queries // keys, workers)
+        return of_queries.unrepeated(times, workers)
 
     def of_operand(operand: int, division: Division, workers: int) -> Division:
         if operand in (1, 2):
             return division
-        return division.repeated((queries or 0) // (keys or 1), workers)
+        return division.repeated(times, workers)
 
-    return Related(common, of_operand)
-
-
-def _propagate_heads(
-    labels: Labels, head: int, whole: Mapping[int, str], queries: int | None, keys: int | None
-) -> Propagate:
-    def propagate(label: int, division: Division | None, workers: int) -> list[Placement] | str:
-        if label in whole:
-            return whole[label]
-        if label != head:
-            return [Shard(labels.index(label), division)]
+    def propagate(division: Division | None, workers: int) -> list[Placement] | str:
         if division is None:
             heads = counted(keys or 0, "head")
             return f"the shards of the queries do not match its {heads} of keys and values"
         if len(set(division.copies_of(workers))) > 1:
             return f"segments of {division} are on different numbers of ranks"
-        repeated = division.repeated((queries or 0) // (keys or 1), workers)
-        return [shard(labels.index(head), repeated, workers)]
+        (result,) = rule.results
+        return [shard(result.index(head), division.repeated(times, workers), workers)]
 
-    return propagate
+    related = {head: Related(common, of_operand)}
+    return replace(rule, related=related, propagate={head: propagate})
 
 
 RULES: Final = {

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import tvm
 from tvm import relax
 
+from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.analysis.resolve_variables import Values
+from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents, same_extents
 from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.spmd.rules.axis_label_rule import Labels
@@ -45,6 +48,11 @@ class Operation:
         return self.name
 
     @property
+    def operator(self) -> str:
+        """Return the name of the operator, or "" for a call of a function of any name."""
+        return self.name if callee_of(self.call) is None else ""
+
+    @property
     def attrs(self) -> Any:
         """Return the attributes of the call."""
         return self.call.attrs
@@ -57,6 +65,16 @@ class Operation:
         """Return how many axes an operand has."""
         return int(self.operands[operand].ndim)
 
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """Return a label for each axis of the first operand."""
+        return tuple(range(self.ndim()))
+
+    @property
+    def axis(self) -> int:
+        """Return the attribute `axis` as a number that counts from 0."""
+        return axis_of(self.attrs.axis, self.ndim())
+
     def result_dims(self, result: int = 0) -> list[Any]:
         """Return the extents of a result."""
         return extents(self.results[result]) or []
@@ -66,9 +84,9 @@ class Operation:
         return dtype_of(self.results[result])
 
 
-def short_name(call: relax.Call) -> str:
-    """Return the name of an operator as TVMScript has it after `R.`, "" for other callees."""
-    return str(call.op.name).removeprefix(OPERATORS) if isinstance(call.op, tvm.ir.Op) else ""
+def short_name(call: relax.Expr) -> str:
+    """Return the name of an operator as TVMScript has it after `R.`, "" for other values."""
+    return operator_of(call).removeprefix(OPERATORS)
 
 
 def callee_of(call: relax.Call) -> relax.Expr | None:
@@ -99,11 +117,15 @@ def operation_of(call: relax.Call, result: relax.Type) -> Operation | None:
     """Return a call in the form that rules read, or None if an extent is unknown."""
     callee = callee_of(call)
     name = short_name(call) if callee is None else name_of_callee(callee)
-    operands = tuple(ty for x in call.args for ty in tensor_types(x.ty))
+    operands = tuple(ty for x in as_list(call.args) for ty in tensor_types(x.ty))
     results = tuple(tensor_types(result))
-    if not results or any(extents(ty) is None for ty in (*operands, *results)):
+    if not results or any(_has_unknown_extents(ty) for ty in (*operands, *results)):
         return None
     return Operation(name, call, operands, results)
+
+
+def _has_unknown_extents(ty: relax.TensorType) -> bool:
+    return ty.shape is None or ty.shape.ty is None or ty.shape.ty.values is None
 
 
 def tensor_types(ty: relax.Type) -> Iterator[relax.TensorType]:
@@ -111,8 +133,53 @@ def tensor_types(ty: relax.Type) -> Iterator[relax.TensorType]:
     if isinstance(ty, relax.TensorType):
         yield ty
     elif isinstance(ty, relax.TupleType):
-        for field in ty.fields:
+        for field in as_list(ty.fields):
             yield from tensor_types(field)
+
+
+def tensors_among(arguments: Sequence[relax.Expr]) -> Iterator[relax.Expr]:
+    """Yield the tensors among arguments, including those in tuples."""
+    for argument in arguments:
+        if isinstance(argument.ty, relax.TupleType):
+            yield from tensors_among(_fields(argument))
+        elif isinstance(argument.ty, relax.TensorType):
+            yield argument
+
+
+def replace_tensors(
+    argument: relax.Expr,
+    tensors: Iterator[relax.Expr],
+    other: Callable[[relax.Expr], relax.Expr] = lambda x: x,
+) -> relax.Expr:
+    """Return an argument with each of its tensors replaced by the next one of an iterator.
+
+    Parameters
+    ----------
+    argument : the argument.
+    tensors : the tensors, in the order of `tensors_among`.
+    other : returns what replaces anything else.
+    """
+    if isinstance(argument.ty, relax.TupleType):
+        return relax.Tuple([replace_tensors(x, tensors, other) for x in _fields(argument)])
+    return next(tensors) if isinstance(argument.ty, relax.TensorType) else other(argument)
+
+
+def _fields(argument: relax.Expr) -> list[relax.Expr]:
+    if isinstance(argument, relax.Tuple):
+        return list(argument.fields)
+    return [relax.TupleGetItem(argument, k) for k in range(len(argument.ty.fields))]
+
+
+def dims_of(x: relax.Expr) -> list[Any]:
+    """Return the extents of a tensor, or an empty list if they are unknown."""
+    return extents(x.ty) or []
+
+
+def operand_of(values: Values, x: relax.Expr | None, *operators: str) -> Any:
+    """Return the operand of a value that is a call of one of some operators, or None."""
+    while isinstance(x, relax.Var) and x in values:
+        x = values[x]
+    return x.args[0] if isinstance(x, relax.Call) and short_name(x) in operators else None
 
 
 def axis_of(axis: Any, ndim: int) -> int:

@@ -1,46 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of sharding rules, and `declare_rule` for the functions and operators of users.
 
-Operators without a rule need all of each tensor.
+Operators without a rule need all of each tensor. The rule of a PrimFunc without a declared rule
+follows from its body: see `primfunc`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import Final
 
 import tvm
+from tvm import tirx
+from tvm.relax.analysis import has_reshape_pattern
 
 from tvm_ipc import arguments
 from tvm_ipc.spmd.rules import (
     convolution_pooling_resize,
     data_movement,
     elementwise,
+    experts,
     gather_scatter,
     matmul_attention,
     normalizations,
-    reductions,
+    reductions_sorts_and_scans,
     reshape,
-    sort_scan_and_search,
 )
-from tvm_ipc.spmd.rules.axis_label_rule import Rule
-from tvm_ipc.spmd.rules.operation import OPERATORS, Operation, callee_of
+from tvm_ipc.spmd.rules.axis_label_rule import Refusal, Rule
+from tvm_ipc.spmd.rules.operation import OPERATORS, Operation, callee_of, short_name
+from tvm_ipc.spmd.rules.primfunc import primfunc_rule
 from tvm_ipc.spmd.rules.user_rules_in_einsum_notation import EinsumRule
+
+#: The arguments of `call_tir` without symbolic values: the function and its operands.
+_ARGUMENTS_OF_CALL_TIR: Final = 2
 
 #: Rules by the names of operators as TVMScript has them after `R.`.
 RULES: Final[dict[str, Callable[[Operation], Rule]]] = {
     **elementwise.RULES,
     **matmul_attention.RULES,
-    **reductions.RULES,
+    **reductions_sorts_and_scans.RULES,
     **normalizations.RULES,
     **reshape.RULES,
     **data_movement.RULES,
     **gather_scatter.RULES,
-    **sort_scan_and_search.RULES,
+    **experts.RULES,
     **convolution_pooling_resize.RULES,
 }
 
+#: The module whose PrimFuncs calls refer to.
+_MODULE: Final[ContextVar[tvm.IRModule | None]] = ContextVar("_MODULE", default=None)
 #: Rules of users, by the name of an operator or a function.
 _DECLARED: Final[dict[str, EinsumRule]] = {}
 
@@ -125,8 +136,57 @@ def _check_name(name: str) -> None:
         raise ValueError(f"declare_rule: there is no operator {name!r}; {hint}")
 
 
+def rule_for(op: Operation | None) -> Rule | None:
+    """Return the rule of a call, or None if no rule supports it."""
+    try:
+        return None if op is None else rule_of(op)
+    except Refusal:
+        return None
+
+
 def rule_of(op: Operation) -> Rule | None:
-    """Return the rule of a call, or None if it has none."""
+    """Return the rule of a call, or None if it has none; raise `Refusal` with the reason."""
     make = RULES.get(op.name) if callee_of(op.call) is None else None
     make = make or _DECLARED.get(op.declared_as)
-    return None if make is None else make(op)
+    if make is not None:
+        return make(op)
+    function = called_primfunc(op)
+    if function is None or len(op.call.args) > _ARGUMENTS_OF_CALL_TIR:
+        return None
+    if len(op.operands) == len(op.results) == 1 and has_reshape_pattern(function):
+        return reshape.reshape_by_function(op)
+    return primfunc_rule(function, len(op.operands), len(op.results))
+
+
+def has_declared_rule(op: Operation) -> bool:
+    """Return whether a user declared the rule of a call."""
+    return op.declared_as in _DECLARED
+
+
+def called_primfunc(op: Operation) -> tirx.PrimFunc | None:
+    """Return the PrimFunc that `call_tir` calls, or None for other calls.
+
+    It is looked up in the module of `use_primfuncs`.
+    """
+    mod, callee = _MODULE.get(), callee_of(op.call)
+    if mod is None or short_name(op.call) != "call_tir" or not isinstance(callee, tvm.ir.GlobalVar):
+        return None
+    name = str(callee.name_hint)
+    names = [str(variable.name_hint) for variable in mod.get_global_vars()]
+    function = mod[name] if name in names else None
+    return function if isinstance(function, tirx.PrimFunc) else None
+
+
+@contextmanager
+def use_primfuncs(mod: tvm.IRModule) -> Iterator[None]:
+    """Derive rules from the PrimFuncs of a module in this context.
+
+    Parameters
+    ----------
+    mod : the module of the functions that are transformed.
+    """
+    token = _MODULE.set(mod)
+    try:
+        yield
+    finally:
+        _MODULE.reset(token)

@@ -16,19 +16,20 @@ one become factors of the division, or are removed from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from dataclasses import replace
+from functools import partial, reduce
 from math import prod
 from operator import mul
 from typing import Final
 
-import tvm
 from tvm import relax, tirx
 
 from tvm_ipc.comm import Division, Placement, Shard
 from tvm_ipc.comm.extent_arithmetic import constant, largest_shard
 from tvm_ipc.comm.legalize import reshaped
-from tvm_ipc.spmd.rules.axis_label_rule import LocalCall, Rule, all_partial_alike, shard
-from tvm_ipc.spmd.rules.operation import Operation
+from tvm_ipc.spmd.rules.axis_label_rule import MOVES, Choice, LocalCall, Rule, shard
+from tvm_ipc.spmd.rules.operation import Operation, tensors_among
+from tvm_ipc.tvm_moved_names import Analyzer
 
 #: Axes before a reshape, and the axes after it that have the same product.
 Group = tuple[list[int], list[int]]
@@ -37,7 +38,6 @@ Group = tuple[list[int], list[int]]
 def reshape(op: Operation) -> Rule:
     """Return the rule of a reshape, in which each group of axes shares one label."""
     before, after = op.dims(), op.result_dims()
-    labels = list(range(len(before)))
     result_labels: list[int] = [len(before) + axis for axis in range(len(after))]
     whole: dict[int, str] = {}
     divisibility: dict[int, Callable[[int], str]] = {}
@@ -68,19 +68,46 @@ def reshape(op: Operation) -> Rule:
         kept = division and _reshape_division(division, before, after, groups, label)
         return [shard(*kept, workers)] if kept else why_not
 
+    def origin(_: int, placement: Shard, workers: int) -> Choice:
+        label = result_labels[placement.axis]
+        if (
+            placement.division is None
+            and label in divisibility
+            and not divisibility[label](workers)
+        ):
+            return label, None
+        extent = constant(after[placement.axis])
+        division = placement.division or (Division.plain(extent, workers) if extent else None)
+        inverse = [(new, old) for old, new in groups]
+        source = division and _reshape_division(division, after, before, inverse, placement.axis)
+        if not source:
+            return None
+        axis, of_axis = source
+        return axis, shard(axis, of_axis, workers).division
+
     def local(local_call: LocalCall) -> relax.Expr:
         return reshaped(local_call.builder, local_call.call.args[0], local_call.results[0])
 
     return Rule(
-        (tuple(labels),),
+        (op.labels,),
         (tuple(result_labels),),
         whole=whole,
         divisibility=divisibility,
-        propagate=propagate,
-        partial_linear=all_partial_alike,
-        preserves_zeros=all,
+        propagate={label: partial(propagate, label) for label in op.labels},
+        origin=origin,
         local=local,
+        **MOVES,
     )
+
+
+def reshape_by_function(op: Operation) -> Rule:
+    """Return the rule of `call_tir` of a function that reshapes its operand."""
+
+    def local(local_call: LocalCall) -> relax.Expr:
+        (tensor,) = tensors_among(local_call.call.args[1:])
+        return reshaped(local_call.builder, tensor, local_call.results[0])
+
+    return replace(reshape(op), local=local)
 
 
 def _reshape_division(
@@ -119,7 +146,7 @@ def _equal_shards(
     def why_not(workers: int) -> str:
         shard_before = largest_shard(before[axis], workers) * _product(before, old, axis)
         shard_after = largest_shard(after[target], workers) * _product(after, new, target)
-        if tvm.sym.Analyzer().can_prove_equal(shard_before, shard_after):
+        if Analyzer().can_prove_equal(shard_before, shard_after):
             return ""
         return f"on {workers} ranks the shards of axis {target} of the result have other elements"
 
@@ -128,7 +155,7 @@ def _equal_shards(
 
 def groups_of(before: Sequence[tirx.Expr], after: Sequence[tirx.Expr]) -> list[Group]:
     """Return the smallest groups of axes with equal products, in order."""
-    analyzer = tvm.sym.Analyzer()
+    analyzer = Analyzer()
     groups: list[Group] = []
     start_old = start_new = 0
     for end_old in range(1, len(before) + 1):

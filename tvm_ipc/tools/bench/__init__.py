@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm_ipc.tools import terminal
-from tvm_ipc.tools.bench.options import CalibrateOptions, MeasureOptions, OptionError, parse
+from tvm_ipc.tools.bench.options import OverlapOptions, parse
+from tvm_ipc.tools.options import OptionError, refuse
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,13 +29,12 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = parse(argv)
     except OptionError as error:
-        terminal.print_err(f"tvm-ipc bench: {error} (see tvm-ipc bench --help)")
-        return 2
+        return refuse("tvm-ipc bench", error)
     terminal.load_tvm()
     from tvm_ipc.tools.bench import measure_calibrate_overlap
 
-    if isinstance(options, MeasureOptions):
-        return measure_calibrate_overlap.measure(options)
-    if isinstance(options, CalibrateOptions):
+    if isinstance(options, OverlapOptions):
+        return measure_calibrate_overlap.compare(options)
+    if options.calibrate:
         return measure_calibrate_overlap.calibrate(options)
-    return measure_calibrate_overlap.compare(options)
+    return measure_calibrate_overlap.measure(options)

@@ -17,8 +17,8 @@ from typing import Any, Final
 import tvm_ipc.cpu.openblas_discovery
 from tvm_ipc import this_machine
 from tvm_ipc.calibration import COLLECTIVES, Calibration, Times
-from tvm_ipc.packed_functions import AllReduceStrategy, CollectiveFlag, ReduceKind, Team
-from tvm_ipc.packed_functions.collective_declarations import ALLGATHER, ALLREDUCE, REDUCE_SCATTER
+from tvm_ipc.packed_functions import KINDS, AllReduceStrategy, CollectiveFlag, ReduceKind, Team
+from tvm_ipc.packed_functions.collective_declarations import ALLGATHER
 from tvm_ipc.packed_functions.program_function_declarations import (
     COPY,
     MATMUL,
@@ -160,18 +160,17 @@ class _CalibrationRun:
     def _collective(self, kind: str, size: int) -> float:
         self._progress(f"{kind} of {size} bytes from each worker")
         own, total = size // 4, self._workers * size // 4
-        rest = (int(Team.WORLD), int(CollectiveFlag.NONE))
-        if kind == "allgather":
-            send = self._tensor((own,), "send", shared=True)
-            return self._least(ALLGATHER.name, [send, *rest, self._tensor((total,), "recv")])
-        send = self._tensor((total,), "send", shared=True)
-        reduction = int(ReduceKind.SUM)
-        if kind == "reduce_scatter":
-            return self._least(
-                REDUCE_SCATTER.name, [send, reduction, *rest, self._tensor((own,), "recv")]
-            )
-        arguments = [send, reduction, rest[0], int(AllReduceStrategy.AUTO), rest[1]]
-        return self._least(ALLREDUCE.name, [*arguments, self._tensor((total,), "recv")])
+        entry = KINDS[kind]
+        arguments = {
+            "send": self._tensor((own if entry.concatenates else total,), "send", shared=True),
+            "kind": int(ReduceKind.SUM),
+            "team": int(Team.WORLD),
+            "strategy": int(AllReduceStrategy.AUTO),
+            "flags": int(CollectiveFlag.NONE),
+            "recv": self._tensor((own if entry.splits else total,), "recv"),
+        }
+        function = entry.function
+        return self._least(function.name, [arguments[p.name] for p in function.parameters])
 
     def _reduce(self, size: int) -> float:
         self._progress(f"adding slices of {size} bytes")

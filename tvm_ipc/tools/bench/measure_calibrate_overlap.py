@@ -22,7 +22,7 @@ from tvm_ipc.tools.bench import (
     result_file,
     result_tables,
 )
-from tvm_ipc.tools.bench.options import CalibrateOptions, MeasureOptions, OverlapOptions
+from tvm_ipc.tools.bench.options import Options, OverlapOptions
 from tvm_ipc.tools.bench.result_file import Run
 from tvm_ipc.tools.bench.timing_session import Event, TimingSession, use_real_time_priority
 from tvm_ipc.tools.format import bytes_text, time_text
@@ -36,7 +36,7 @@ _ORDERS = {
 }
 
 
-def measure(options: MeasureOptions) -> int:
+def measure(options: Options) -> int:
     """Measure or load a run, print it, and compare, save and plot it as the options specify."""
     others = this_machine.OtherPrograms()
     saved = None if options.compare is None else result_file.load(options.compare)
@@ -68,7 +68,7 @@ def measure(options: MeasureOptions) -> int:
     return 0
 
 
-def _measure_run(options: MeasureOptions, saved: Run | None) -> Run:
+def _measure_run(options: Options, saved: Run | None) -> Run:
     """Measure this machine; workers and device default to those of the saved run."""
     workers, device = options.workers, options.device
     if saved is not None:
@@ -101,7 +101,7 @@ def _print_speedups(run: Run, saved: Run, name: str) -> None:
     terminal.print_out()
 
 
-def calibrate(options: CalibrateOptions) -> int:
+def calibrate(options: Options) -> int:
     """Measure a calibration, save it, and print a summary."""
     others = this_machine.OtherPrograms()
     if options.real_time:

@@ -12,7 +12,7 @@ from tvm import relax
 import tvm_ipc
 from tvm_ipc import comm
 from tvm_ipc.errors import IPCError
-from tvm_ipc.tools.bench.timing_session import gpu_target
+from tvm_ipc.tools import gpu_assignment
 from tvm_ipc.transform import OverlapCommunication, collect_report
 from tvm_ipc.transform.overlap.cost_model import Workload
 
@@ -99,7 +99,8 @@ def merge_modules(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
 def build(module: tvm.IRModule, workers: int, blas: bool, device: str = "cpu") -> Any:
     """Compile a module for this machine's CPU or its first GPU."""
     if device == "cuda":
-        target = tvm.target.Target(gpu_target(), host=tvm_ipc.cpu_target())
+        gpu_assignment.require_gpus("bench")
+        target = tvm.target.Target(gpu_assignment.target(), host=tvm_ipc.cpu_target())
     else:
         target = tvm_ipc.cpu_target()
     pipeline = tvm_ipc.get_pipeline(target, workers, blas=blas)

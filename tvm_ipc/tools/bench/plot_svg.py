@@ -5,6 +5,9 @@ The upper panel shows times by size. The lower panel shows the time of each coll
 copy, or the speedup over a saved run. All axes are logarithmic.
 """
 
+# matplotlib (the extra `bench`) would be 60 MB of packages for `--plot`. The documentation has this
+# plot, too, and is built without it.
+
 from __future__ import annotations
 
 import math

@@ -22,10 +22,7 @@ def times_table(run: Run) -> list[str]:
         )
     lines = table_lines(run.cases(), rows)
     fixed = {name: time_text(seconds, micro) for name, seconds in run.fixed().items()}
-    if fixed:
-        width = max(map(len, fixed))
-        lines += ["", *(f"{name:{width}}  {time:>8}" for name, time in fixed.items())]
-    return lines
+    return lines + _fixed_lines(fixed, 8)
 
 
 def ratio_table(now: Run, saved: Run) -> list[str]:
@@ -44,11 +41,14 @@ def ratio_table(now: Run, saved: Run) -> list[str]:
     rows.append(["all sizes", *(f"{geometric_mean(c):.2f}" if c else "" for c in columns.values())])
     lines = table_lines(cases, rows) if cases else []
     fixed = {name: _ratio_text(result_file.ratio(now, saved, name, 0)) for name in now.fixed()}
-    fixed = {name: text for name, text in fixed.items() if text}
-    if fixed:
-        width = max(map(len, fixed))
-        lines += ["", *(f"{name:{width}}  {text:>6}" for name, text in fixed.items())]
-    return lines
+    return lines + _fixed_lines({name: text for name, text in fixed.items() if text}, 6)
+
+
+def _fixed_lines(texts: dict[str, str], width: int) -> list[str]:
+    """Return an empty line, and a line for each case without a size; nothing without cases."""
+    label = max(map(len, texts), default=0)
+    lines = [f"{name:{label}}  {text:>{width}}" for name, text in texts.items()]
+    return ["", *lines] if lines else []
 
 
 def _ratio_text(speedup: result_file.Ratio | None) -> str:

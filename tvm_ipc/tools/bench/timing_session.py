@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time programs in the workers of a session, and choose the GPUs for them."""
+"""Time programs in the workers of a session."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ import tvm_ffi
 
 import tvm_ipc
 from tvm_ipc.errors import IPCError
-from tvm_ipc.gpu import discovery
-from tvm_ipc.runtime import shared_libraries
+from tvm_ipc.tools import gpu_assignment
 from tvm_ipc.tools.bench import worker_timing_functions
 
-_GPU_COMMAND: Final = "tvm-ipc bench --device cuda"
 #: Target length of a measurement, in seconds: long enough to hide the clock's overhead, short
 #: enough that some measurements see no interference from other programs.
 _MEASUREMENT_SECONDS: Final = 5e-5
@@ -51,21 +49,6 @@ def use_real_time_priority() -> None:
         ) from error
 
 
-def gpu_of_workers(workers: int) -> list[int]:
-    """Return the id of each worker's GPU; workers share GPUs if there are fewer."""
-    discovery.require(_GPU_COMMAND, [0], given=False)
-    ids = [gpu.id for gpu in discovery.find().devices]
-    return [ids[rank % len(ids)] for rank in range(workers)]
-
-
-def gpu_target() -> dict[str, str]:
-    """Return a TVM target for the first GPU, and load what TVM needs to compile for it."""
-    discovery.require(_GPU_COMMAND, [0], given=False)
-    shared_libraries.require_cuda()
-    capability = discovery.find().devices[0].capability
-    return {"kind": "cuda", "arch": f"sm_{capability.replace('.', '')}"}
-
-
 class TimingSession:
     """Workers that run programs and measure their time.
 
@@ -75,7 +58,10 @@ class TimingSession:
     """
 
     def __init__(self, workers: int, device: str = "cpu", hosts: Any = None) -> None:
-        ids = gpu_of_workers(workers) if device == "cuda" else None
+        ids = None
+        if device == "cuda":
+            gpu_assignment.require_gpus("bench")
+            ids = gpu_assignment.gpu_of_workers(workers)
         self.session = tvm_ipc.Session(workers, device=device, device_ids=ids, hosts=hosts)
         self.workers = workers
         try:

@@ -19,14 +19,16 @@ import tvm_ipc
 from tvm_ipc import this_machine
 from tvm_ipc.arguments import counted
 from tvm_ipc.errors import IPCError
+from tvm_ipc.examples.tensor_parallel_decoder import random_weights
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_config import Config
+from tvm_ipc.examples.tensor_parallel_decoder.generate import Generation, Generator, Weight
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.packed_functions import IPC_MEMORY
 from tvm_ipc.runtime import shared_libraries
-from tvm_ipc.tools.demo import format_speed_table, gpu_assignment, weights
+from tvm_ipc.tools import gpu_assignment
+from tvm_ipc.tools.demo import format_speed_table
 from tvm_ipc.tools.demo.compile_model import Decisions, compile_model, decisions, target_name
-from tvm_ipc.tools.demo.decoder_and_build_config import Build, Config
-from tvm_ipc.tools.demo.generate import Generation, Generator, Weight
-from tvm_ipc.tools.demo.options import Options
+from tvm_ipc.tools.demo.options import Build, Options
 from tvm_ipc.tools.demo.step_printer import Report
 from tvm_ipc.tools.format import bytes_text, list_text
 
@@ -44,7 +46,7 @@ def run_demo(options: Options, report: Report) -> int:
     """Run the demo and return its exit code: 0 if all workers generate the same tokens."""
     config = options.config
     if options.on_gpus:
-        gpu_assignment.require(options.workers[-1], threads=options.threads)
+        gpu_assignment.require_gpus("demo", options.workers[-1] if options.threads else 0)
     if options.hosts is not None:  # fail before compilation
         cli_hosts.require(options.hosts)
     _check_memory(options)
@@ -74,7 +76,7 @@ def run_demo(options: Options, report: Report) -> int:
     else:
         _print_decisions(report, options, most, decided)
     report.progress(0, "making weights")
-    model_weights = list(weights.make(config, options.seed))
+    model_weights = list(random_weights.make(config, options.seed))
     total = sum(value.nbytes for _, value, _ in model_weights)
     report.step("weights", f"{bytes_text(total)} from seed {options.seed}")
     random = np.random.default_rng(options.seed)
@@ -180,7 +182,7 @@ def _describe(report: Report, config: Config) -> None:
 def _check_memory(options: Options) -> None:
     """Raise if the model does not fit into the memory of the machine or of a GPU."""
     config = options.config
-    width = weights.numpy_dtype(config.dtype).itemsize
+    width = random_weights.numpy_dtype(config.dtype).itemsize
     # Weights: here, as shards in transit, and in the workers. Each has the embedding.
     most = options.workers[-1]
     need = 3 * config.weights * width + most * config.vocabulary * config.hidden * width
@@ -379,7 +381,7 @@ def _explain_rounding(config: Config, reference: Generation, generation: Generat
 def allowed_difference(config: Config, logits: Any) -> float:
     """Return the largest difference of logits that rounding can cause."""
     limits: Any = ml_dtypes.finfo
-    epsilon = float(limits(weights.numpy_dtype(config.dtype)).eps)
+    epsilon = float(limits(random_weights.numpy_dtype(config.dtype)).eps)
     rounding: float = epsilon * (2 * config.layers) ** 0.5
     largest = float(np.abs(logits).max())
     return largest * max(4 * rounding, _ROUNDINGS * 2.0**-23)

@@ -13,13 +13,16 @@ import tvm
 from tvm import relax
 from tvm.support import cc
 
-from tvm_ipc.comm import CollectiveAttrs
+from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
+from tvm_ipc.comm.collective_relax_op import is_collective
 from tvm_ipc.cpu.host_cpu_target import cpu_target
 from tvm_ipc.errors import IPCError
+from tvm_ipc.examples.tensor_parallel_decoder import decoder_model
+from tvm_ipc.examples.tensor_parallel_decoder.decoder_config import Config
+from tvm_ipc.examples.tensor_parallel_decoder.schedule_matmuls import schedule_matmuls
 from tvm_ipc.pipeline import get_pipeline
-from tvm_ipc.tools.demo import gpu_assignment, model
-from tvm_ipc.tools.demo.decoder_and_build_config import Build, Config
-from tvm_ipc.tools.demo.schedule_matmul_and_norm_cpu import schedule_kernels
+from tvm_ipc.tools import gpu_assignment
+from tvm_ipc.tools.demo.options import Build
 from tvm_ipc.tools.inspection.explain_decisions_and_memory import (
     Memory,
     PassNames,
@@ -80,7 +83,7 @@ def compile_model(
         build.strategy,
         blas=build.blas,
         overlap=build.overlap,
-        schedule=schedule_kernels if build.device == "cpu" else None,
+        schedule=schedule_matmuls if build.device == "cpu" else None,
     )
     with tvm.transform.PassContext(instruments=[PassNames(progress)]):
         return relax.build(mod, target, relax_pipeline=pipeline)
@@ -89,7 +92,7 @@ def compile_model(
 def target_name(device: str) -> str:
     """Return the name of the target that `compile_model` compiles for."""
     if device == "cuda":
-        return f"cuda, {gpu_assignment.architecture()}"
+        return f"cuda, {gpu_assignment.target()['arch']}"
     name = cpu_target().attrs.get("mcpu", "this CPU")
     return f"llvm, {name}"
 
@@ -100,15 +103,11 @@ def _target(device: str) -> tvm.target.Target:
 
 
 def _kind(device: str) -> dict[str, str]:
-    return (
-        {"kind": "llvm"}
-        if device == "cpu"
-        else {"kind": "cuda", "arch": gpu_assignment.architecture()}
-    )
+    return {"kind": "llvm"} if device == "cpu" else gpu_assignment.target()
 
 
 def _model(config: Config, workers: int, build: Build) -> tvm.IRModule:
-    return model.build(
+    return decoder_model.build(
         config, workers, sequence_parallel=build.sequence_parallel, device=build.device
     )
 
@@ -130,7 +129,7 @@ def decisions(
         for decision in explanation.report.decisions
         if decision.pass_name == "IPCAllReduceRewrite"
     ]
-    kinds = _count_kinds(mod[model.PREFILL])
+    kinds = _count_kinds(mod[decoder_model.PREFILL])
     with_norm = sum(
         decision.pass_name == "FuseAllReduceEpilogue" and decision.verdict == "fused"
         for decision in explanation.report.decisions
@@ -156,11 +155,4 @@ def decisions(
 
 def _count_kinds(function: relax.Function) -> Counter[str]:
     """Return the number of collectives of each kind."""
-    kinds: Counter[str] = Counter()
-
-    def visit(expr: Any) -> None:
-        if isinstance(expr, relax.Call) and isinstance(expr.attrs, CollectiveAttrs):
-            kinds[str(expr.attrs.kind)] += 1
-
-    relax.analysis.post_order_visit(function, visit)
-    return kinds
+    return Counter(str(call.attrs.kind) for call in calls(function) if is_collective(call))

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm_ipc.arguments import counted
+from tvm_ipc.examples.tensor_parallel_decoder.generate import Generation
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.this_machine import available_cores
-from tvm_ipc.tools.demo.generate import Generation
 from tvm_ipc.tools.demo.options import Options
 from tvm_ipc.tools.format import table_lines
 

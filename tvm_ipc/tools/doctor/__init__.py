@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tvm-ipc doctor`: report which features work on this machine, and what to do for the others.
 
+command                       the command line
 facts                         every check, as a dictionary (`--json`)
 feature_readiness_and_advice  what is ready, and what to do for the rest
 format_facts_as_text          the verdict and the facts, as text
@@ -9,9 +10,3 @@ gpus                          the checks of CUDA and of GPU pairs
 multi_node_check              the check of several machines (`--hosts`)
 network_probes_in_workers     the code that runs in their workers
 """
-
-from tvm_ipc.tools.doctor.facts import examine
-from tvm_ipc.tools.doctor.format_facts_as_text import render
-from tvm_ipc.tools.doctor.multi_node_check import examine_hosts, render_hosts
-
-__all__ = ["examine", "examine_hosts", "render", "render_hosts"]

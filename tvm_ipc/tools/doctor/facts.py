@@ -23,6 +23,7 @@ from tvm_ipc.tools.doctor import gpus
 from tvm_ipc.tools.doctor.cxx_compiler import try_compiler
 from tvm_ipc.tools.doctor.feature_readiness_and_advice import verdict
 from tvm_ipc.tools.format import error_text
+from tvm_ipc.tvm_private_names import has_compiler
 
 
 def examine(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -95,9 +96,7 @@ def _tvm() -> dict[str, Any]:
         "problem": None,
     }
     try:
-        import tvm
-
-        facts["mode"] = "runtime only" if tvm._RUNTIME_ONLY else "compiler and runtime"
+        facts["mode"] = "compiler and runtime" if has_compiler() else "runtime only"
         patches = repair_disco_import.patch_disco()
         facts["found"], facts["patched"] = list(patches.found), list(patches.patched)
         facts["cuda"] = shared_libraries.load_cuda()

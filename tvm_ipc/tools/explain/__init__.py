@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tvm-ipc explain`: report what the pipeline does to a module, as a page or in the terminal.
 
-command                      the command line
+options                      the command line
+command                      the steps of the command
 load_module                  modules from files
 memory_plan_chart_layout     coordinates of a memory plan
 transfer_tracks_and_overlap  overlap of transfers and kernels
@@ -13,7 +14,3 @@ timeline_svg                 transfers and kernels as SVG
 
 `tvm_ipc.tools.inspection` runs the pipeline and collects the facts.
 """
-
-from tvm_ipc.tools.explain.command import main
-
-__all__ = ["main"]

@@ -15,12 +15,10 @@ from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
 from tvm.script import tirx as T  # noqa: N812
 
+from tvm_ipc.tools.explain.options import ModuleError
+
 #: Largest accepted file, in bytes; a module without its weights is far smaller.
 _MAX_BYTES: Final = 1 << 30
-
-
-class LoadError(Exception):
-    """Raised for a file without a loadable module, with a message for the user."""
 
 
 def load_module(path: Path, name: str | None = None) -> tvm.IRModule:
@@ -31,7 +29,7 @@ def load_module(path: Path, name: str | None = None) -> tvm.IRModule:
     text = _read(path)
     mod = _run(path, name) if path.suffix == ".py" else _parse(path, text)
     if not any(isinstance(f, relax.Function) for _, f in mod.functions_items()):
-        raise LoadError(
+        raise ModuleError(
             f"the module in {path} has no Relax function; the pipeline compiles Relax functions"
         )
     return mod
@@ -42,29 +40,29 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:  # may be a pipe, or a device that never ends
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
-            raise LoadError(
+            raise ModuleError(
                 f"{path} is larger than {_MAX_BYTES >> 30} GiB; save the module without its weights"
             )
         return data.decode("utf-8")
     except OSError as error:
-        raise LoadError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ModuleError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise LoadError(
+        raise ModuleError(
             f"{path} is not a text file; save the module with tvm.ir.save_json(mod) or mod.script()"
         ) from error
 
 
 def _parse(path: Path, text: str) -> tvm.IRModule:
     if not text.lstrip().startswith("{"):
-        raise LoadError(
+        raise ModuleError(
             f"{path} is not JSON of tvm.ir.save_json; a file of TVMScript must end in .py"
         )
     try:
         value = tvm.ir.load_json(text)
     except Exception as error:  # TVM raises many types
-        raise LoadError(f"{path} is not JSON of tvm.ir.save_json: {last_line(error)}") from error
+        raise ModuleError(f"{path} is not JSON of tvm.ir.save_json: {last_line(error)}") from error
     if not isinstance(value, tvm.IRModule):
-        raise LoadError(f"{path} holds a {type(value).__name__}, not an IRModule")
+        raise ModuleError(f"{path} holds a {type(value).__name__}, not an IRModule")
     return value
 
 
@@ -76,21 +74,21 @@ def _run(path: Path, name: str | None) -> tvm.IRModule:
             # mod.script() writes its imports as comments.
             names = runpy.run_path(str(path), init_globals={"I": I, "R": R, "T": T, "tvm": tvm})
     except (Exception, SystemExit) as error:
-        raise LoadError(f"{path} raised an error: {_first_line(error)}") from error
+        raise ModuleError(f"{path} raised an error: {_first_line(error)}") from error
     finally:
         with suppress(ValueError):  # the script may have removed it
             sys.path.remove(folder)
     modules = {key: value for key, value in names.items() if isinstance(value, tvm.IRModule)}
     if name is not None:
         if name not in modules:
-            raise LoadError(f"{path} defines no module {name!r}; {_list_modules(modules)}")
+            raise ModuleError(f"{path} defines no module {name!r}; {_list_modules(modules)}")
         return modules[name]
     if len({id(mod) for mod in modules.values()}) > 1:
-        raise LoadError(
+        raise ModuleError(
             f"{path} defines several modules; {_list_modules(modules)}: select one with --module"
         )
     if not modules:
-        raise LoadError(
+        raise ModuleError(
             f"{path} defines no module; it must define a class with @I.ir_module, or an IRModule"
         )
     return next(iter(modules.values()))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tvm_ipc.arguments import counted
-from tvm_ipc.packed_functions import IPC_MEMORY
+from tvm_ipc.packed_functions import IPC_MEMORY, KINDS
 from tvm_ipc.tools.format import bytes_text, list_text, time_text
 from tvm_ipc.tools.inspection.explain_decisions_and_memory import Explanation
 from tvm_ipc.transform.report import FunctionPlan
@@ -49,14 +49,6 @@ def assumptions(explanation: Explanation) -> list[str]:
     ]
 
 
-#: Names of collectives in prose, by their kind; others are their own name.
-_KIND_NAMES: Final = {
-    "allreduce": "all-reduce",
-    "allgather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "send_recv": "send-receive pair",
-}
 #: Number of functions whose figures are listed.
 _MAX_FUNCTIONS: Final = 6
 
@@ -89,13 +81,17 @@ def _collectives_of(explanation: Explanation, name: str) -> str:
     counts = [c for c in explanation.figures.collectives if c.function == name]
     return (
         list_text(
-            f"{counted(c.count, _KIND_NAMES.get(c.kind, c.kind))} of {bytes_text(c.bytes)}"
+            f"{counted(c.count, _prose_name(c.kind))} of {bytes_text(c.bytes)}"
             + (" together" if c.count > 1 else "")
             for c in counts
         )
         if counts
         else ""
     )
+
+
+def _prose_name(kind: str) -> str:
+    return KINDS[kind].prose_name if kind in KINDS else kind
 
 
 def _parameters_of(explanation: Explanation, name: str) -> str:

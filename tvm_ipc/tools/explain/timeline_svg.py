@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw the timeline of a function as SVG: transfers on tracks, and kernels below them."""
 
+# Not Perfetto's format, as in `bench/chrome_trace.py`: this timeline has events but no times,
+# shares its axis with the memory plan below it, and is part of a page that works offline.
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from math import ceil
+from typing import Any
 
 import tvm
 from tvm import relax
 
 from tvm_ipc.analysis.collective_calls import match_collective
+from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
 from tvm_ipc.analysis.walk_and_rewrite_bindings import calls
 from tvm_ipc.calibration import COLLECTIVES, Calibration
-from tvm_ipc.comm import CollectiveAttrs
+from tvm_ipc.comm import KINDS, CollectiveAttrs
+from tvm_ipc.comm.collective_attrs import kind_of
+from tvm_ipc.comm.collective_relax_op import is_collective
+from tvm_ipc.comm.expert_ops import RAGGED_OPERATORS
 from tvm_ipc.tools.inspection.evaluate_symbolic_size_text import evaluate
 from tvm_ipc.tools.inspection.peak_live_bytes import sizes_of
 from tvm_ipc.transform.convert_from_and_to_ccl import from_ccl
 from tvm_ipc.transform.overlap.cost_model import predict_collective
-
-#: A kind of collective that does not communicate.
-_LOCAL: Final = "take_shard"
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,16 @@ def _sites(name: str, function: relax.Function, sizes: Mapping[str, int]) -> Ite
     for call in calls(function):
         converted = from_ccl(call)
         converted = call if converted is None else converted
-        if isinstance(converted.attrs, CollectiveAttrs):
-            attrs = converted.attrs
-            if attrs.kind != _LOCAL:
+        if is_collective(converted):
+            attrs = CollectiveAttrs.of(converted)
+            if kind_of(attrs).communicates:
                 size = _bytes(converted.args[0].ty, known)
                 yield _Site(name, str(attrs.kind), size, attrs.team == "world")
+            continue
+        operator = operator_of(call)
+        if operator in RAGGED_OPERATORS and int(call.attrs.workers) > 1:
+            size = _bytes(call.args[0].ty, known)
+            yield _Site(name, operator.rpartition(".")[2], size, call.attrs.team == "world")
             continue
         collective = match_collective(call)
         if collective is not None:
@@ -162,7 +169,7 @@ def _estimates(sites: list[_Site], workers: int, calibration: Calibration) -> It
         seconds = sum(
             predict_collective(
                 site.kind,
-                site.bytes if site.kind == "allgather" else -(-site.bytes // workers),
+                ceil(KINDS[site.kind].slice_bytes(site.bytes, workers)),
                 workers,
                 calibration,
             )

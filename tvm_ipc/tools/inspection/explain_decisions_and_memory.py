@@ -24,7 +24,7 @@ _PLACEMENTS = "tvm_ipc.placements"
 _PLACE = tvm.ir.Op.get(PLACE)
 
 
-class OptionError(ValueError):
+class PipelineOptionError(ValueError):
     """An option of `get_pipeline` has a wrong value; the message names the option."""
 
 
@@ -92,7 +92,7 @@ def explain(
 
     `unsharded` is the module with all data on one worker, if it is known; a module with placements
     is its own. `progress` is called with the name of each pass. A wrong option raises
-    `OptionError`.
+    `PipelineOptionError`.
     """
     snapshots = _PlanSnapshots()
     instruments = [snapshots, PassNames(progress)]
@@ -102,7 +102,7 @@ def explain(
                 question.target, question.world_size, question.strategy, **options
             )
         except (TypeError, ValueError) as error:
-            raise OptionError(str(error)) from None
+            raise PipelineOptionError(str(error)) from None
         pipeline(mod)
     memory: dict[str, Memory] = {}
     sizes: dict[str, dict[str, int]] = {}

@@ -20,8 +20,10 @@ from tvm_ipc.models.hf.text_stream import TextStream
 from tvm_ipc.nodes import cli_hosts
 from tvm_ipc.tools import terminal
 from tvm_ipc.tools.format import bytes_text
+from tvm_ipc.tools.options import OptionError, refuse
 from tvm_ipc.tools.run.chat import check_template, run_chat
-from tvm_ipc.tools.run.options import OptionError, Options, parse
+from tvm_ipc.tools.run.options import NAMED_PLANS, Options, parse
+from tvm_ipc.tools.run.pytorch_baseline import TimedTokens, run_baseline
 
 if TYPE_CHECKING:
     from tvm_ipc.models.hf.load_and_generate import Model
@@ -39,8 +41,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = parse(argv)
     except OptionError as error:
-        terminal.print_err(f"tvm-ipc run: {error} (see tvm-ipc run --help)")
-        return 2
+        return refuse("tvm-ipc run", error)
     try:
         return _run(options)
     except WeightsError as error:
@@ -50,25 +51,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Generation:
-    """The generated tokens and their times.
+class Generation(TimedTokens):
+    """The generated tokens, and their text; None without a tokenizer."""
 
-    Attributes
-    ----------
-    tokens : the generated tokens.
-    first, rest : seconds to the first token, and from there to the last.
-    text : the text of the tokens; None without a tokenizer.
-    """
-
-    tokens: list[int]
-    first: float
-    rest: float
     text: str | None = None
-
-    @property
-    def per_second(self) -> float | None:
-        """Tokens per second after the first one."""
-        return (len(self.tokens) - 1) / self.rest if len(self.tokens) > 1 else None
 
 
 def _run(options: Options) -> int:
@@ -92,9 +78,9 @@ def _run(options: Options) -> int:
     from tvm_ipc.models.hf.load_and_generate import Model, compute_dtype
     from tvm_ipc.models.hf.user_sharding_plan import read_plan
     from tvm_ipc.runtime.session import Session
-    from tvm_ipc.spmd.plan_parser import AUTO
 
-    plan = options.plan if options.plan in (None, AUTO) else read_plan(str(options.plan))
+    is_name = options.plan is None or options.plan in NAMED_PLANS
+    plan = options.plan if is_name else read_plan(str(options.plan))
     dtype = compute_dtype(folder, options.dtype)
     try:
         program = load_or_compile(folder, options.workers, dtype, terminal.progress, plan)
@@ -137,10 +123,8 @@ def _run(options: Options) -> int:
         facts["tokens_per_second"] = generation.per_second
         facts["memory"] = _memory_facts(model, len(prompt) + options.max_new_tokens)
     if options.bench:
-        from tvm_ipc.tools.run import pytorch_baseline
-
         terminal.progress("running the model in PyTorch")
-        baseline = pytorch_baseline.run_baseline(folder, options, prompt, len(generation.tokens))
+        baseline = run_baseline(folder, options, prompt, len(generation.tokens))
         facts["pytorch"] = {**asdict(baseline), "tokens_per_second": baseline.per_second}
     _report(options, facts, generation)
     return 0
@@ -266,7 +250,7 @@ def _report(options: Options, facts: dict[str, Any], generation: Generation) -> 
     )
     if "pytorch" in facts:
         baseline = facts["pytorch"]
-        pytorch = Generation(baseline["tokens"], baseline["first"], baseline["rest"])
+        pytorch = TimedTokens(baseline["tokens"], baseline["first"], baseline["rest"])
         speed = _speed_text(facts["prompt_tokens"], pytorch)
         _note("PyTorch", f"{counted(baseline['threads'], 'thread')}: {speed}")
         same = sum(a == b for a, b in zip(generation.tokens, pytorch.tokens, strict=False))
@@ -276,7 +260,7 @@ def _report(options: Options, facts: dict[str, Any], generation: Generation) -> 
         _note("", f"{speedup}; {same} of {counted(len(generation.tokens), 'token')} are the same")
 
 
-def _speed_text(prompt: int, generation: Generation) -> str:
+def _speed_text(prompt: int, generation: TimedTokens) -> str:
     rate = prompt / generation.first
     text = f"first token after {generation.first:.2f} s (prefill {rate:.1f} tokens/s)"
     if generation.per_second is not None:

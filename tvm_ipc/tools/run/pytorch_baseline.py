@@ -17,18 +17,24 @@ from tvm_ipc.tools.run.options import Options
 
 
 @dataclass(frozen=True)
-class BaselineRun:
-    """The tokens that PyTorch generated, with the seconds to the first one and to the others."""
+class TimedTokens:
+    """Generated tokens, with the seconds to the first one, and from there to the last."""
 
     tokens: list[int]
     first: float
     rest: float
-    threads: int
 
     @property
     def per_second(self) -> float | None:
         """Tokens per second after the first one."""
         return (len(self.tokens) - 1) / self.rest if len(self.tokens) > 1 else None
+
+
+@dataclass(frozen=True)
+class BaselineRun(TimedTokens):
+    """The tokens that PyTorch generated with a number of threads."""
+
+    threads: int
 
 
 def run_baseline(

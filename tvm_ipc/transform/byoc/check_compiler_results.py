@@ -18,6 +18,7 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern_declaration import Extern, declare, read
 from tvm_ipc.transform.byoc.nested_relax_functions import compiler_of
 from tvm_ipc.transform.byoc.outlined_function_symbol_policies import own_symbol
+from tvm_ipc.tvm_private_names import SYMBOL_PREFIX
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,7 +351,7 @@ def _check_symbol(where: str, functions: tvm.IRModule, name: str, compiled: Comp
 def defines(module: tvm.runtime.Module, symbol: str) -> bool:
     """Return whether a runtime module defines a function."""
     # Modules of C source that TVM generated use the prefixed names of the library.
-    return any(module.implements_function(name, True) for name in (symbol, f"__tvm_ffi_{symbol}"))
+    return any(module.implements_function(name, True) for name in (symbol, SYMBOL_PREFIX + symbol))
 
 
 def _arity(module: tvm.runtime.Module, symbol: str) -> int | None:

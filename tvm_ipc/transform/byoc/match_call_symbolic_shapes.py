@@ -17,6 +17,9 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from tvm_ipc.analysis.shape_algebra import extents_of
+from tvm_ipc.tvm_moved_names import Analyzer
+
 
 @dataclass(eq=False)
 class CallShapes:
@@ -32,7 +35,7 @@ class CallShapes:
 
     def extent(self, dimension: Any) -> Any:
         """Return a dimension of the signature, simplified."""
-        return tvm.sym.Analyzer().simplify(self.substitute(dimension))
+        return Analyzer().simplify(self.substitute(dimension))
 
 
 def match_call(params: Sequence[Any], arguments: Sequence[Any]) -> CallShapes:
@@ -40,20 +43,11 @@ def match_call(params: Sequence[Any], arguments: Sequence[Any]) -> CallShapes:
     shapes = CallShapes()
     for param, argument in zip(params, arguments, strict=True):
         _define(shapes, param, argument)
-    analyzer = tvm.sym.Analyzer()
+    analyzer = Analyzer()
     for index, (param, argument) in enumerate(zip(params, arguments, strict=True)):
         if not _implied(shapes, analyzer, param, argument):
             shapes.casts[index] = _cast(shapes, param, argument)
     return shapes
-
-
-def dimensions(ty: Any) -> list[Any] | None:
-    """Return the dimensions of a tensor or shape type, None if they are unknown."""
-    if isinstance(ty, relax.TensorType):
-        return list(ty.shape.values) if isinstance(ty.shape, relax.ShapeExpr) else None
-    if isinstance(ty, relax.ShapeType):
-        return None if ty.values is None else list(ty.values)
-    return None
 
 
 def _define(shapes: CallShapes, param: Any, argument: Any) -> None:
@@ -61,7 +55,7 @@ def _define(shapes: CallShapes, param: Any, argument: Any) -> None:
         for param_field, argument_field in zip(param.fields, argument.fields, strict=False):
             _define(shapes, param_field, argument_field)
         return
-    expected, actual = dimensions(param), dimensions(argument)
+    expected, actual = extents_of(param), extents_of(argument)
     for dimension, extent in zip(expected or (), actual or (), strict=False):
         if isinstance(dimension, tvm.ir.Var):
             shapes.values.setdefault(dimension, extent)
@@ -82,7 +76,7 @@ def _implied(shapes: CallShapes, analyzer: Any, param: Any, argument: Any) -> bo
         return False
     if isinstance(param, relax.TensorType) and param.dtype and param.dtype != argument.dtype:
         return False
-    expected, actual = dimensions(param), dimensions(argument)
+    expected, actual = extents_of(param), extents_of(argument)
     if expected is None:
         return True
     return actual is not None and all(
@@ -105,7 +99,7 @@ def _cast(shapes: CallShapes, param: Any, argument: Any) -> Any:
                 for param_field, argument_field in zip(param.fields, argument_fields, strict=True)
             ]
         )
-    wanted = dimensions(param)
+    wanted = extents_of(param)
     if wanted is None:
         return param
     for dimension in wanted:

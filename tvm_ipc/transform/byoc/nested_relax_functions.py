@@ -12,8 +12,9 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
-from tvm_ipc.analysis.walk_and_rewrite_bindings import walk
+from tvm_ipc.analysis.walk_and_rewrite_bindings import relax_functions, walk
 from tvm_ipc.transform.byoc.outlined_function_symbol_policies import GLOBAL_SYMBOL
+from tvm_ipc.tvm_moved_names import GenericConst
 
 CODEGEN = "Codegen"
 COMPOSITE = "Composite"
@@ -59,12 +60,7 @@ def used_global_vars(function: relax.Function) -> Iterator[tuple[tvm.ir.GlobalVa
 
 def used_functions(mod: tvm.IRModule) -> set[tvm.ir.GlobalVar]:
     """Return the global variables that the Relax functions of a module use."""
-    return {
-        used
-        for function in mod.functions.values()
-        if isinstance(function, relax.Function)
-        for used, _ in used_global_vars(function)
-    }
+    return {used for _, function in relax_functions(mod) for used, _ in used_global_vars(function)}
 
 
 def _leaves(value: relax.Expr) -> Iterator[tvm.ir.GlobalVar]:
@@ -141,7 +137,7 @@ class Equals:
         digests: list[int] = []
 
         def visit(node: relax.Expr) -> None:
-            if isinstance(node, tvm.ir.GenericConst) and isinstance(node.value, tvm.runtime.Tensor):
+            if isinstance(node, GenericConst) and isinstance(node.value, tvm.runtime.Tensor):
                 digests.append(_sample(node.value))
 
         relax.analysis.post_order_visit(nameless, visit)

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from tvm_ipc.analysis.alias_facts import Allocation
 from tvm_ipc.analysis.live_ranges import LiveRange, extended, live_range
@@ -148,12 +150,7 @@ def _affordable(
     live_ranges = dict(memory.live_ranges)
     events = 1 + max(span.last for span in live_ranges.values())
     events = max(events, 1 + max(candidate.substitute.index for candidate in _members(units)))
-    live: dict[GroupKey, RangeMaxTree] = {}
-    for key in limits:
-        live[key] = RangeMaxTree(events)
-        for allocation, size in memory.groups[key]:
-            for first, last in live_ranges[allocation].spans:
-                live[key].add(first, last, size)
+    live = {key: _live_bytes(memory.groups[key], live_ranges, events) for key in limits}
     chosen: list[Unit] = []
     order = sorted(
         units,
@@ -165,7 +162,7 @@ def _affordable(
         ),
     )
     for unit in order:
-        added: list[tuple[RangeMaxTree, int, int, int]] = []
+        added: list[tuple[Any, int]] = []  # parts of `live`, and what was added to them
         longer: dict[Allocation, LiveRange] = {}
         fits = True
         for allocation, read_end in (
@@ -177,15 +174,31 @@ def _affordable(
             current = longer.get(allocation, live_ranges[allocation])
             longer[allocation] = extended(current, *read_end)
             for first, last in _subtract(longer[allocation].spans, current.spans):
-                fits = live[key].add(first, last, size) <= limits[key] and fits
-                added.append((live[key], first, last, size))
+                span = live[key][first : last + 1]
+                span += size
+                fits = fits and int(span.max()) <= limits[key]
+                added.append((span, size))
         if fits:
             chosen.append(unit)
             live_ranges.update(longer)
         else:
-            for tree, first, last, size in added:
-                tree.add(first, last, -size)
+            for span, size in added:
+                span -= size
     return chosen
+
+
+def _live_bytes(
+    members: Sequence[tuple[Allocation, int]],
+    live_ranges: Mapping[Allocation, LiveRange],
+    events: int,
+) -> Any:
+    """Return for each event how many bytes of a group are live."""
+    changes = np.zeros(events + 1, np.int64)
+    for allocation, size in members:
+        for first, last in live_ranges[allocation].spans:
+            changes[first] += size
+            changes[last + 1] -= size
+    return changes.cumsum()
 
 
 def _subtract(
@@ -201,32 +214,3 @@ def _subtract(
             first = end + 1
         if first <= last:
             yield first, last
-
-
-class RangeMaxTree:
-    """A number for each event, 0 at first; an addition to a range takes logarithmic time."""
-
-    def __init__(self, events: int) -> None:
-        self._leaves = 1 << events.bit_length()
-        self._added = [0] * (2 * self._leaves)  #: by node, what was added to all of its events
-        #: By node, the maximum of its events, without additions to nodes above it.
-        self._maximum = [0] * (2 * self._leaves)
-
-    def add(self, first: int, last: int, by: int) -> int:
-        """Add to the events from first to last; return the maximum of them."""
-        return self._add(1, 0, self._leaves - 1, first, last, by)
-
-    def _add(self, node: int, begin: int, end: int, first: int, last: int, by: int) -> int:
-        if first <= begin and end <= last:
-            self._added[node] += by
-            self._maximum[node] += by
-            return self._maximum[node]
-        middle, left, right = (begin + end) // 2, 2 * node, 2 * node + 1
-        maxima = []
-        if first <= middle:
-            maxima.append(self._add(left, begin, middle, first, last, by))
-        if last > middle:
-            maxima.append(self._add(right, middle + 1, end, first, last, by))
-        added = self._added[node]
-        self._maximum[node] = added + max(self._maximum[left], self._maximum[right])
-        return added + max(maxima)

@@ -4,7 +4,8 @@
 Tensors are planned in groups of equal scope, device and unit of size. If an alignment for offsets
 is given, one storage holds all tensors of a group, at offsets. A group has several storages, each
 of which tensors reuse as a whole, if no alignment is given, if that needs less memory, or if the
-memory of its scope has no address arithmetic.
+memory of its scope has no address arithmetic. `tensors_on_streams` describes tensors that are used
+while several streams of a GPU run.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import Any
 from tvm import relax, tirx
 
 from tvm_ipc.analysis.alias_facts import AliasFacts, Allocation
+from tvm_ipc.analysis.branch_collective_groups import Counterparts
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.live_ranges import LiveRange, live_range
-from tvm_ipc.analysis.program_order import Region, Step
+from tvm_ipc.analysis.program_order import Region, Step, ancestor, common_region
+from tvm_ipc.analysis.shape_algebra import ShapeAlgebra, Size
+from tvm_ipc.analysis.stream_regions import find_stream_regions
 from tvm_ipc.packed_functions import IPC_MEMORY
-from tvm_ipc.transform.memory_plan.branch_collective_groups import Counterparts
 from tvm_ipc.transform.memory_plan.exit_barrier_budget import (
     Arrangement,
     Block,
@@ -31,13 +34,13 @@ from tvm_ipc.transform.memory_plan.exit_barrier_budget import (
     choose_barriers,
     read_ends,
 )
-from tvm_ipc.transform.memory_plan.packing import Item, align, most_live, pack
+from tvm_ipc.transform.memory_plan.packing import Item, align, most_live
 from tvm_ipc.transform.memory_plan.redundant_exit_barriers import (
     BarrierCandidate,
     ExitBarriers,
     candidates,
 )
-from tvm_ipc.transform.memory_plan.sizes import Size, Sizes
+from tvm_ipc.transform.memory_plan.tensors_on_streams import OnStreams
 from tvm_ipc.transform.memory_plan.whole_storage_reuse import StorageRequest, pool
 
 #: Scopes with byte addresses. In other scopes a tensor starts at the beginning of its storage.
@@ -81,7 +84,7 @@ class Plan:
     """The memory plan of one function."""
 
     facts: AliasFacts
-    sizes: Sizes
+    sizes: ShapeAlgebra
     tensors: dict[Allocation, Tensor] = field(default_factory=dict)
     unplanned: dict[Allocation, str] = field(default_factory=dict)  #: with the reason
     live_ranges: dict[Allocation, LiveRange] = field(default_factory=dict)
@@ -97,6 +100,7 @@ class Plan:
     #: Collectives that a call in another function may match.
     cross_function: list[Step] = field(default_factory=list)
     drops_attribute: bool = False  #: whether the attribute for dynamic outputs is removed
+    on_streams: OnStreams = field(default_factory=OnStreams)
 
 
 def plan_function(
@@ -111,12 +115,14 @@ def plan_function(
     """Return the plan of one Relax function of the module, which is not changed."""
     facts = module.of(name)
     assert facts is not None
-    plan = Plan(facts, Sizes(name, facts.program.function))
+    plan = Plan(facts, ShapeAlgebra(name, facts.program.function))
     outputs = _classify_allocations(plan)
     groups: dict[GroupKey, list[Tensor]] = {}
     for allocation, tensor in plan.tensors.items():
         groups.setdefault(tensor.group, []).append(tensor)
         plan.live_ranges[allocation] = live_range(allocation)
+    plan.on_streams = OnStreams(find_stream_regions(facts.program), plan.live_ranges)
+    plan.live_ranges |= plan.on_streams.longer
     plan.groups = counterparts.groups(facts.collectives)
     plan.cross_function = [
         step for step in facts.collectives if counterparts.crosses_functions(name, step)
@@ -125,7 +131,9 @@ def plan_function(
     for key, tensors in groups.items():
         arrangement = arrangements.get(key)
         if arrangement is None:
-            arrangement = arrange(tensors, plan.live_ranges, alignment, plan.peers_until)
+            arrangement = arrange(
+                tensors, plan.live_ranges, alignment, plan.peers_until, plan.on_streams
+            )
         for block in arrangement.blocks:
             _add_storage(plan, key, block)
     for tensor in outputs:
@@ -150,10 +158,12 @@ def _elide_barriers(
     provable, plan.with_barrier = candidates(plan.facts, exit_barriers)
     possible = []
     for candidate in provable:
-        if all(allocation in plan.tensors for allocation in candidate.inputs):
-            possible.append(candidate)
-        else:
+        if not all(allocation in plan.tensors for allocation in candidate.inputs):
             plan.with_barrier[candidate.step] = "the size of its input is not known"
+        elif plan.on_streams.involve(candidate):
+            plan.with_barrier[candidate.step] = "its input is used while several streams run"
+        else:
+            possible.append(candidate)
     units = _group_candidates(plan, possible)
     possible = [candidate for unit in units for candidate in unit]
     if not possible:
@@ -168,7 +178,9 @@ def _elide_barriers(
             if any(tensor.allocation in inputs for tensor in tensors)
         },
         plan.live_ranges,
-        lambda key, live_ranges, ends: arrange(groups[key], live_ranges, alignment, ends),
+        lambda key, live_ranges, ends: arrange(
+            groups[key], live_ranges, alignment, ends, plan.on_streams
+        ),
     )
     chosen, limits = choose_barriers(units, memory, budget)
     plan.without_barrier = {candidate.step: candidate for candidate in chosen}
@@ -213,26 +225,26 @@ def arrange(
     live_ranges: Mapping[Allocation, LiveRange],
     alignment: int | None,
     ends: Container[Allocation],
+    on_streams: OnStreams,
 ) -> Arrangement:
     """Return the storages for the tensors of a group.
 
     Parameters
     ----------
     ends : the tensors whose live ranges are extended because peers read them.
+    on_streams : the tensors that are used while several streams of a GPU run.
     """
     spans = [live_ranges[tensor.allocation] for tensor in tensors]
     items = [Item(tensor.size.factor, span) for tensor, span in zip(tensors, spans, strict=True)]
     if alignment is None or tensors[0].scope not in PACKED_SCOPES:
         return _arrange_pooled(tensors, items, ends)
-    live = most_live(items)
-    packing = pack(items, alignment, live)
+    allocations = [tensor.allocation for tensor in tensors]
+    packing, live = on_streams.pack(allocations, items, alignment)
     if packing.total > live:
         pooled = _arrange_pooled(tensors, items, ends)
         if pooled.size < packing.total:
             return pooled
-    offsets = {
-        tensor.allocation: offset for tensor, offset in zip(tensors, packing.offsets, strict=True)
-    }
+    offsets = dict(zip(allocations, packing.offsets, strict=True))
     return Arrangement(packing.total, [Block(packing.total, offsets)])
 
 
@@ -293,7 +305,7 @@ def _classify_allocations(plan: Plan) -> list[Tensor]:
     return outputs
 
 
-def describe(sizes: Sizes, allocation: Allocation) -> Tensor | None:
+def describe(sizes: ShapeAlgebra, allocation: Allocation) -> Tensor | None:
     """Return the tensor of an allocation, None if its shape or its device is unknown."""
     arguments = as_list(allocation.call.args)
     shape, dtype, device, *scope = arguments
@@ -313,36 +325,23 @@ def _add_storage(plan: Plan, key: GroupKey, block: Block) -> None:
     """Add a storage to the plan, at a position in the program that reaches all of its tensors."""
     scope, device, unit = key
     steps = [allocation.step for allocation in block.offsets]
-    path = steps[0].region.path
+    regions = [step.region for step in steps]
     read_end: tuple[int, Region] | None = None
     for allocation in block.offsets:
-        end = plan.peers_until.get(allocation)
-        if end is not None and (read_end is None or end[0] > read_end[0]):
-            read_end = end
-        for region in [allocation.step.region, *([end[1]] if end else [])]:
-            path = path[: _shared_depth(path, region)]
+        ends = [plan.peers_until.get(allocation), *plan.on_streams.ends.get(allocation, ())]
+        for end in ends:
+            if end is not None:
+                regions.append(end[1])
+                if read_end is None or end[0] > read_end[0]:
+                    read_end = end
+    region = common_region(regions)
     first = min(steps, key=lambda step: step.index)
-    before = _ancestor(first, len(path))
+    before = ancestor(first, region)
     kill_after = None
     if read_end is not None and read_end[0] > max(step.index for step in steps):
-        kill_after = _ancestor(plan.facts.program.points[read_end[0]], len(path))
+        kill_after = ancestor(plan.facts.program.points[read_end[0]], region)
     early = before is not first
     storage = NewStorage(scope, device, Size(block.size, unit), before, kill_after, early)
     plan.storages.append(storage)
     for allocation, offset in block.offsets.items():
         plan.offset_in[allocation] = (storage, offset)
-
-
-def _shared_depth(path: tuple[tuple[Step, int], ...], region: Region) -> int:
-    """Return the number of branches, from outside in, that a path and a region share."""
-    length = 0
-    for a, b in zip(path, region.path, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
-
-
-def _ancestor(step: Step, depth: int) -> Step:
-    """Return the step, or the if around it, whose region is inside `depth` ifs."""
-    return step if len(step.region.path) == depth else step.region.path[depth][0]

@@ -12,12 +12,13 @@ from tvm_ipc.analysis.alias_facts import Allocation
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.live_ranges import live_range
 from tvm_ipc.analysis.program_order import Step
+from tvm_ipc.analysis.shape_algebra import Size, plain
 from tvm_ipc.transform.memory_plan.exit_barrier_budget import GroupKey
 from tvm_ipc.transform.memory_plan.packing import Item, most_live
 from tvm_ipc.transform.memory_plan.plan_function_storages import Plan, Tensor, describe
-from tvm_ipc.transform.memory_plan.sizes import Size, plain
 from tvm_ipc.transform.memory_plan.transfer_events_for_report import computes, transfers
 from tvm_ipc.transform.report import Decision, Event, FunctionPlan, PlannedStorage, PlannedTensor
+from tvm_ipc.tvm_moved_names import GenericConst, StringImm
 
 PASS = "StaticPlanBlockMemory"
 
@@ -144,9 +145,9 @@ def _name(expr: Any) -> str:
         return f"{_name(expr.tuple_value)}[{int(expr.index)}]"
     if isinstance(expr, relax.ShapeExpr):
         return f"[{', '.join(plain(extent) for extent in expr.values)}]"
-    if isinstance(expr, tvm.ir.StringImm):
+    if isinstance(expr, StringImm):
         return str(expr.value)
-    if isinstance(expr, tvm.ir.GenericConst):
+    if isinstance(expr, GenericConst):
         return str(expr.value) if isinstance(expr.value, tvm.DataType) else "a constant"
     return "a function" if isinstance(expr, relax.Function) else plain(expr)
 

@@ -15,25 +15,23 @@ function has one.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeAlias
 
-import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from tvm_ipc.analysis.alias_facts import (
     AliasFacts,
     Allocation,
     MemoryObject,
-    Use,
 )
 from tvm_ipc.analysis.collective_calls import Collective
-from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
-from tvm_ipc.analysis.primfunc_effects import find_parameters
 from tvm_ipc.analysis.program_order import Region, Step
-from tvm_ipc.packed_functions import IPC_MEMORY, AnyTeam, Team, find
+from tvm_ipc.analysis.views_and_writes_of_calls import written_arguments
+from tvm_ipc.packed_functions import IPC_MEMORY, AnyTeam, Team
 
 #: The teams that have synchronized; a team that a larger one contains may be missing.
 _Synced: TypeAlias = "frozenset[AnyTeam]"
@@ -68,14 +66,13 @@ class ExitBarriers:
         self._by_function: dict[str, _Synced] = {}
         self._by_step: dict[Step, _Synced] = {}
         self._synchronizing: dict[tuple[Region, AnyTeam], list[Step]] = {}
-        self._read_only: dict[str, frozenset[int]] = {}
 
     def after(self, step: Step, team: AnyTeam) -> Step | None:
         """Return the next binding after `step` that synchronizes a team on all paths."""
         region = step.region
         while True:
             steps = self._synchronizing_steps(region, team)
-            position = bisect_right(steps, step.index, key=_index)
+            position = bisect_right(steps, step.index, key=attrgetter("index"))
             if position < len(steps):
                 return steps[position]
             if region.parent is None:
@@ -126,45 +123,10 @@ class ExitBarriers:
 
     def writes(self, facts: AliasFacts, step: Step, objects: frozenset[MemoryObject]) -> bool:
         """Return whether a binding may write to one of the memory objects."""
-        call = step.value
-        if not isinstance(call, relax.Call):
+        if not isinstance(step.value, relax.Call):
             return False
-        arguments = as_list(call.args)
-        callee = call.op
-        if isinstance(callee, tvm.ir.Op):
-            if callee.name != "relax.vm.call_tir_dyn":
-                return False  # other operators write only to memory that they allocate
-            callee, arguments = call.args[0], call.args[1].fields
-        safe = self._only_read(callee, len(arguments))
-        return any(
-            k not in safe and facts.objects(argument) & objects
-            for k, argument in enumerate(arguments)
-        )
-
-    def _only_read(self, callee: relax.Expr, count: int) -> Collection[int]:
-        """Return the indices of the arguments that a function certainly does not write."""
-        if isinstance(callee, relax.ExternFunc):
-            packed = find(str(callee.global_symbol))
-            return set(range(count)) - packed.written(count) if packed is not None else ()
-        function = self._module.function(callee)
-        if not isinstance(function, tirx.PrimFunc):
-            return frozenset()
-        name = str(callee.name_hint)
-        if name not in self._read_only:
-            self._read_only[name] = frozenset(
-                k
-                for k, parameter in enumerate(find_parameters(function))
-                if not parameter.may_be_written
-            )
-        return self._read_only[name]
-
-
-def _index(step: Step) -> int:
-    return step.index
-
-
-def _point(use: Use) -> int:
-    return use.point
+        written = written_arguments(step.value, self._module.primfuncs)
+        return any(facts.objects(argument) & objects for argument in written)
 
 
 def candidates(
@@ -198,7 +160,7 @@ def _candidate(
             return f"its input escapes: {allocation.kept}"
         if allocation.returned:
             return "its input is returned"
-        if not _in_ipc_memory(allocation):
+        if allocation.scope != IPC_MEMORY:
             return f"its input is not in {IPC_MEMORY}"
     if objects & _objects(facts, collective.operands(collective.function.writes)):
         return "it runs in place"
@@ -208,7 +170,7 @@ def _candidate(
         return f"not every path to the end of the function synchronizes {team} again"
     for allocation in inputs:
         uses = allocation.uses  # in the order of the program
-        for position in range(bisect_right(uses, step.index, key=_point), len(uses)):
+        for position in range(bisect_right(uses, step.index, key=attrgetter("point")), len(uses)):
             use = uses[position]
             if use.point > substitute.index:
                 break
@@ -224,8 +186,3 @@ _TEAM_NAMES: dict[AnyTeam, str] = {Team.WORLD: "all ranks", Team.GROUP: "its gro
 def _objects(facts: AliasFacts, values: Iterable[relax.Expr]) -> frozenset[MemoryObject]:
     """Return the memory objects that any of the values may be."""
     return frozenset(item for value in values for item in facts.objects(value))
-
-
-def _in_ipc_memory(allocation: Allocation) -> bool:
-    args = as_list(allocation.call.args)
-    return len(args) > 3 and str(args[3].value) == IPC_MEMORY

@@ -14,28 +14,26 @@ to its wait. Any other collective is one event.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax
 
-from tvm_ipc.analysis.alias_facts import VARIABLES
+from tvm_ipc.analysis.alias_facts import VARIABLES, Nested, leaves, value_of
 from tvm_ipc.analysis.collective_calls import name_of
-from tvm_ipc.analysis.elementwise_view_writer_ops import VIEWS
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.program_order import Linear, Step
+from tvm_ipc.analysis.views_and_writes_of_calls import viewed
 from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.packed_functions import Function, Sync, find
 from tvm_ipc.packed_functions.program_function_declarations import (
     COPY,
     EXPOSE,
-    OWN_SLICE,
     PEER_VIEW,
     START,
-    VIEW,
     WAIT,
 )
 from tvm_ipc.transform.report import Transfer
+from tvm_ipc.tvm_moved_names import StringImm
 
 _CALL_DYNAMIC = "relax.vm.call_tir_dyn"
 
@@ -50,11 +48,6 @@ class _Started:
     ends: list[int] = field(default_factory=list)
 
 
-#: The requests and exposed tensors that a value may be, nested as the fields of a tuple.
-_Value: TypeAlias = "frozenset[_Started] | tuple[_Value, ...]"
-_NOTHING: frozenset[_Started] = frozenset()
-
-
 def computes(step: Step) -> str | None:
     """Return the kernel or function that a binding calls if it computes, without other ranks."""
     call = step.value
@@ -67,9 +60,9 @@ def computes(step: Step) -> str | None:
         return str(call.args[0].name_hint) if dynamic else None
     if not isinstance(call.op, relax.ExternFunc):
         return None
-    name = str(call.op.global_symbol)
-    if name in VIEWS or step.collective is not None:
+    if step.collective is not None or viewed(call) is not None:
         return None
+    name = str(call.op.global_symbol)
     function = find(name)
     if function is None:
         return name
@@ -87,7 +80,7 @@ class _TransferFinder:
 
     def __init__(self, program: Linear) -> None:
         self._program = program
-        self._values: dict[int, _Value] = {}  #: by the address of a variable
+        self._values: dict[int, Nested[_Started]] = {}  #: by the address of a variable
         self._names: dict[int, str] = {}  #: of views and copies, the names of their sources
         self._called: list[Transfer] = []
         self._requests: list[_Started] = []
@@ -105,13 +98,17 @@ class _TransferFinder:
 
     def _visit_step(self, step: Step) -> None:
         value = step.value
+        source = viewed(value)
+        if source is not None:
+            self._names[step.var.__chandle__()] = self._name(source)
+            return
         if type(value) is relax.Call:
             if isinstance(value.op, relax.ExternFunc):
                 self._visit_packed(step, value, find(str(value.op.global_symbol)))
             return
         if type(value) in VARIABLES and value.__chandle__() in self._names:
             self._names[step.var.__chandle__()] = self._name(value)
-        started = self._value(value)
+        started = value_of(self._values, value)
         if started:
             self._values[step.var.__chandle__()] = started
 
@@ -119,25 +116,23 @@ class _TransferFinder:
         if function is None:
             return
         arguments = as_list(call.args)
-        if function in (VIEW, OWN_SLICE):
-            self._names[step.var.__chandle__()] = self._name(arguments[0])
-        elif function is COPY:
+        if function is COPY:
             self._names[arguments[1].__chandle__()] = self._name(arguments[0])
         elif function is START:
             self._start(step, self._requests, _describe_request(arguments))
         elif function is EXPOSE:
             self._start(step, self._exposed, self._name(arguments[0]))
         elif function is WAIT:
-            for started in _leaves(self._value(arguments[0])):
+            for started in leaves(value_of(self._values, arguments[0])):
                 started.waits.append(step.index)
                 started.ends.append(step.index)
         elif function is PEER_VIEW:
             if constant(arguments[1]) != 0:  # shift 0 is the rank itself
-                for started in _leaves(self._value(arguments[0])):
+                for started in leaves(value_of(self._values, arguments[0])):
                     started.waits.append(step.index)
         elif function.releases:
             for position in function.positions((function.releases,), len(arguments)):
-                for started in _leaves(self._value(arguments[position])):
+                for started in leaves(value_of(self._values, arguments[position])):
                     started.ends.append(step.index)
         elif step.collective is not None:
             event = (step.index,)
@@ -178,28 +173,11 @@ class _TransferFinder:
         source = self._names.get(tensor.__chandle__()) if isinstance(tensor, relax.Var) else None
         return source or name_of(tensor)
 
-    def _value(self, expr: Any) -> _Value:
-        kind = type(expr)
-        if kind in VARIABLES:
-            return self._values.get(expr.__chandle__(), _NOTHING)
-        if kind is relax.Tuple:
-            return tuple(self._value(field) for field in as_list(expr.fields))
-        if kind is relax.TupleGetItem:
-            fields = self._value(expr.tuple_value)
-            return fields[int(expr.index)] if isinstance(fields, tuple) else fields
-        return _NOTHING
-
-
-def _leaves(value: _Value) -> list[_Started]:
-    if isinstance(value, tuple):
-        return [leaf for field in value for leaf in _leaves(field)]
-    return list(value)
-
 
 def _describe_request(arguments: list[relax.Expr]) -> str:
     """Return the description of a request, the same as of a call of its collective."""
     name, *operands = arguments
-    function = find(str(name.value)) if isinstance(name, tvm.ir.StringImm) else None
+    function = find(str(name.value)) if isinstance(name, StringImm) else None
     if function is None:
         return "a request"
     sends = [operands[position] for position in function.positions(function.reads, len(operands))]

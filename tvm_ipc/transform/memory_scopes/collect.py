@@ -11,9 +11,9 @@ from tvm import relax, tirx
 
 from tvm_ipc import packed_functions
 from tvm_ipc.analysis.binding_builders import device_of, same_device
-from tvm_ipc.analysis.elementwise_view_writer_ops import VIEWS
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.program_order import Region, Step, linearize
+from tvm_ipc.analysis.views_and_writes_of_calls import ALLOCATING, PACKED_CALLERS, viewed
 from tvm_ipc.arguments import counted
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions import ANY, RESULT
@@ -34,9 +34,10 @@ from tvm_ipc.transform.memory_scopes.constraint_types import (
     tensors,
     with_paths,
 )
-from tvm_ipc.transform.memory_scopes.make_allocations_explicit import ALLOCATING, may_allocate
+from tvm_ipc.transform.memory_scopes.make_allocations_explicit import may_allocate
 from tvm_ipc.transform.memory_scopes.operator_scope_demands import GLOBAL, ScopeRegistry
 from tvm_ipc.transform.memory_scopes.scopes_of_prim_func_params import PARAM_SCOPES, PrimFuncParams
+from tvm_ipc.tvm_moved_names import GenericConst, StringImm
 
 _STORAGES = {"relax.memory.alloc_storage": 2, "relax.vm.alloc_storage": 3}
 _PLANNED = {"relax.memory.alloc_tensor", "relax.vm.alloc_tensor"}
@@ -84,7 +85,6 @@ class _Collector:
         self.primfuncs = primfuncs
         self.globals: dict[str, Any] = {}
         self.values: dict[int, Value] = {}
-        self._names: dict[int, str] = {}
         self._constants: dict[tuple[int, int], Value] = {}
         self.private: bool  #: whether the callers of some function may all be known
         self.function: ScopedFunction
@@ -106,8 +106,7 @@ class _Collector:
         for facts in functions:
             self.visit_function(facts)
         for facts in self.program.functions:
-            if facts.value.escapes:
-                self.fix_boundary(facts)
+            self.fix_boundary(facts)
         scopes = {scope for scope, _ in self.program.fixed.values()}
         scopes.update(use.exact for use in self.program.uses if use.exact is not None)
         self.program.opaque = not all(self.registry.scopes[scope] for scope in scopes)
@@ -136,18 +135,18 @@ class _Collector:
         return result
 
     def fix_boundary(self, facts: ScopedFunction) -> None:
-        """Fix the scopes of parameters and results of a function with unknown callers."""
-        scopes = self.param_scopes(facts)
-        for scope, value in zip(scopes, facts.value.params, strict=True):
-            for tensor in tensors(value):
-                self.program.fixed.setdefault(
-                    tensor.leaf,
-                    (
-                        scope or GLOBAL,
-                        f"is a parameter of {facts.name!r}, which has unknown callers",
-                    ),
-                )
-        for tensor in tensors(facts.value.result):
+        """Fix the scopes of a function's parameters and results that its callers do not determine.
+
+        These are the parameters that its attribute names a scope for. If it has unknown callers,
+        they are all parameters and results.
+        """
+        unknown = facts.value.escapes
+        reason = "has unknown callers" if unknown else f"names its scope in {PARAM_SCOPES!r}"
+        reason = f"is a parameter of {facts.name!r}, which {reason}"
+        for scope, value in zip(self.param_scopes(facts), facts.value.params, strict=True):
+            for tensor in tensors(value) if scope or unknown else ():
+                self.program.fixed.setdefault(tensor.leaf, (scope or GLOBAL, reason))
+        for tensor in tensors(facts.value.result) if unknown else ():
             self.program.fixed.setdefault(
                 tensor.leaf, (GLOBAL, f"is returned by {facts.name!r}, which has unknown callers")
             )
@@ -176,9 +175,7 @@ class _Collector:
         self.function = facts
         self.visit_region(facts.program.body)
         description = f"result of {facts.name!r}"
-        self.tie_result(
-            facts.program.body, facts.function.body.body, facts.value.result, description
-        )
+        self.tie_result(facts.program.body, facts.value.result, description)
 
     # Sequences of bindings.
 
@@ -188,9 +185,9 @@ class _Collector:
             self.step = step
             self.values[hash(step.var)] = self.visit_binding(step)
 
-    def tie_result(self, region: Region, body: relax.Expr, result: Value, description: str) -> None:
+    def tie_result(self, region: Region, result: Value, description: str) -> None:
         """Tie the value at the end of a region to `result`."""
-        for path, tensor, target in pairs(self.value_of(body), result):
+        for path, tensor, target in pairs(self.value_of(region.result), result):
             use = ScopedUse(
                 tensor, self.function, region, None, path, description, same=target.leaf
             )
@@ -217,18 +214,16 @@ class _Collector:
 
     def visit_if(self, step: Step) -> Value:
         """Read both branches of an if and return its value."""
-        var, value = step.var, step.value
+        var = step.var
         result = self.fresh(var.ty, TensorRoot(var))
-        for region, branch in zip(
-            step.branches, (value.true_branch, value.false_branch), strict=True
-        ):
-            if not isinstance(branch, relax.SeqExpr):
+        for region in step.branches:
+            if not isinstance(region.body, relax.SeqExpr):
                 raise TransformError(
                     f"PlanMemoryScopes: in function {self.function.name!r} a branch of {var.name} "
                     "is not a sequence of bindings; run relax.transform.Normalize"
                 )
             self.visit_region(region)
-            self.tie_result(region, branch.body, result, f"result {var.name} of an if")
+            self.tie_result(region, result, f"result {var.name} of an if")
         return result
 
     def visit_local_function(self, step: Step) -> Value:
@@ -246,13 +241,13 @@ class _Collector:
 
     def visit_call(self, var: relax.Var, call: relax.Call) -> Value:
         """Read a call and return its value."""
-        op = call.op
+        source, op = viewed(call), call.op
+        if source is not None:
+            return self.rerooted(self.value_of(source), TensorRoot(var))
         if type(op) is tvm.ir.Op:
-            return self.visit_operator(var, call, self.name_of(op))
+            return self.visit_operator(var, call, op.name)
         if type(op) is relax.ExternFunc:
             name, count = str(op.global_symbol), len(call.args)
-            if name in VIEWS:
-                return self.rerooted(self.value_of(call.args[0]), TensorRoot(var))
             declared = declared_scopes(op)
             # Operands are read if functions may be private: one that is passed here escapes.
             if declared or self.every or self.private or self.registry.demands(name, count):
@@ -261,7 +256,7 @@ class _Collector:
                 )
             return self.packed_result(var, name, count)
         if isinstance(op, tvm.ir.GlobalVar):
-            name = self.name_of(op)
+            name = str(op.name_hint)
             callee = self.globals.get(name)
             if isinstance(callee, tirx.PrimFunc):
                 if self.every or any(self.primfuncs.scopes(name)):
@@ -362,8 +357,6 @@ class _Collector:
         args = call.args
         if name == "relax.builtin.alloc_tensor":
             return self.visit_alloc(var, call)
-        if name in VIEWS:
-            return self.rerooted(self.value_of(args[0]), TensorRoot(var))
         if name in _STORAGES:
             return PlannedInto(str(args[_STORAGES[name]].value))
         if name in _PLANNED:
@@ -379,11 +372,9 @@ class _Collector:
             return self.visit_move(var, call, name)
         if name in ALLOCATING:
             return self.visit_allocating(var, call, name)
-        if name in ("relax.call_pure_packed", "relax.call_inplace_packed"):
+        if name in PACKED_CALLERS:
             packed = args[0]
             symbol = str(packed.global_symbol) if isinstance(packed, relax.ExternFunc) else ""
-            if symbol in VIEWS:
-                return self.rerooted(self.value_of(args[1]), TensorRoot(var))
             self.visit_packed(symbol, self.operands(as_list(args)[1:], first=1))
             return self.packed_result(var, symbol, len(args) - 1)
         demands = self.registry.demands(name, len(args))
@@ -435,7 +426,7 @@ class _Collector:
     def visit_alloc(self, var: relax.Var, call: relax.Call) -> Value:
         """Read an allocation; a scope other than "global" is fixed, "global" is a default."""
         scope = call.args[3]
-        if not isinstance(scope, tvm.ir.StringImm):
+        if not isinstance(scope, StringImm):
             raise TransformError(
                 f"PlanMemoryScopes: the scope of {var.name} in function {self.function.name!r} is "
                 f"{scope}; pass the name of a scope as a string"
@@ -498,14 +489,6 @@ class _Collector:
             )
         return None
 
-    def name_of(self, op: tvm.ir.Op | tvm.ir.GlobalVar) -> str:
-        """Return the name of an operator or a global function."""
-        name = self._names.get(hash(op))
-        if name is None:
-            name = str(op.name if isinstance(op, tvm.ir.Op) else op.name_hint)
-            self._names[hash(op)] = name
-        return name
-
     def vdevice_scope(self, ty: Any) -> str:
         """Return the scope that the VDevice of a type specifies, "" for none."""
         vdevice = getattr(ty, "vdevice", None)
@@ -531,7 +514,7 @@ class _Collector:
             if type(value) is FunctionValue:
                 value.escapes = True  # `visit_call` does not look up its callee here
             return value
-        if kind is tvm.ir.GenericConst:
+        if kind is GenericConst:
             if not isinstance(expr.ty, relax.TensorType):
                 return None
             key = (id(self.function), hash(expr))

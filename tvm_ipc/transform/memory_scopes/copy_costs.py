@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from tvm_ipc.analysis.ffi_arrays import as_list
+from tvm_ipc.analysis.shape_algebra import extents_of
 from tvm_ipc.transform.memory_scopes.constraint_types import (
     ScopedFunction,
     ScopedUse,
@@ -34,10 +34,10 @@ def estimate(ty: Any, bounds: dict[str, int]) -> float:
     """Return an estimate of the bytes of a tensor of a type."""
     if not isinstance(ty, relax.TensorType) or ty.dtype is None:
         return float(_TYPICAL**2)
-    size = float(ty.dtype.dtype.itemsize)
-    if ty.shape is None or not isinstance(ty.shape, relax.ShapeExpr):
+    size, extents = float(ty.dtype.dtype.itemsize), extents_of(ty)
+    if extents is None:
         return size * float(_TYPICAL ** max(int(ty.ndim), 1))
-    for extent in as_list(ty.shape.values):
+    for extent in extents:
         if isinstance(extent, tirx.IntImm):
             size *= int(extent.value)
         elif isinstance(extent, tirx.Var):
@@ -49,12 +49,11 @@ def estimate(ty: Any, bounds: dict[str, int]) -> float:
 
 def describe(ty: Any) -> str:
     """Return the bytes of a tensor of a type as text, with symbolic extents by name."""
-    if not isinstance(ty, relax.TensorType) or ty.dtype is None or ty.shape is None:
-        return "an unknown number of bytes"
-    if not isinstance(ty.shape, relax.ShapeExpr):
+    extents = extents_of(ty) if isinstance(ty, relax.TensorType) else None
+    if extents is None or ty.dtype is None:
         return "an unknown number of bytes"
     size, symbols = int(ty.dtype.dtype.itemsize), []
-    for extent in as_list(ty.shape.values):
+    for extent in extents:
         if isinstance(extent, tirx.IntImm):
             size *= int(extent.value)
         else:

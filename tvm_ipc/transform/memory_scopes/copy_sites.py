@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TypeAlias
 
-from tvm_ipc.analysis.program_order import Region, Step
+from tvm_ipc.analysis.program_order import Region, Step, common_region
 from tvm_ipc.transform.memory_scopes.constraint_types import (
     OUT,
     ScopedFunction,
@@ -60,7 +61,7 @@ def plan_copies(solution: Solution) -> CopyPlan:
     counts = Counter(key for key, _ in reads)
     for key, use in reads:
         if counts[key] > 1:  # a single use has its copy to itself, so its version does not matter
-            version = solution.effects.version(use.function, use.tensor.root, use.point)
+            version = solution.effects.version(use)
             key = (*key, version) if version >= 0 else (id(use),)
         groups.setdefault(key, []).append(use)
     for uses in groups.values():
@@ -84,7 +85,7 @@ def _is_uninitialized(solution: Solution, use: ScopedUse) -> bool:
     sites = solution.program.allocs.get(use.tensor.leaf, [])
     if not any(function is use.function for function, _ in sites):
         return False
-    return solution.effects.version(use.function, use.tensor.root, use.point) == 0
+    return solution.effects.version(use) == 0
 
 
 #: A position for a copy, before a step of a region or before its end, and the uses it serves.
@@ -101,7 +102,7 @@ class _CopySites:
         regions = [use.region for use in uses]
         for use in uses:
             self.direct.setdefault(use.region, []).append(use)
-        self.top = _common_region(regions)
+        self.top = common_region(regions)
         for region in set(regions):
             while region is not self.top:
                 assert region.parent is not None
@@ -132,9 +133,8 @@ class _CopySites:
             # branch writes before its use.
             effects, use = self.solution.effects, served[0]
             steps = [*branches, *(use.step for use in direct if use.step is not None)]
-            first = min(steps, key=_entry)
-            version = effects.version(use.function, use.tensor.root, first.entry)
-            if version == effects.version(use.function, use.tensor.root, use.point):
+            first = min(steps, key=attrgetter("entry"))
+            if effects.version(use, first.entry) == effects.version(use):
                 return shared_cost, [(region, first, served)]
         # Positions further out would read the other version too, whatever the cost.
         if direct:
@@ -144,22 +144,6 @@ class _CopySites:
 
 def _first_step(uses: list[ScopedUse]) -> Step | None:
     """Return the first step among the uses of a region, None if all are at its end."""
-    return min((use.step for use in uses if use.step is not None), key=_entry, default=None)
-
-
-def _entry(step: Step) -> int:
-    return step.entry
-
-
-def _common_region(regions: list[Region]) -> Region:
-    """Return the innermost region that contains all of the regions."""
-    top = regions[0]
-    for region in regions[1:]:
-        while top is not region:
-            if len(top.path) >= len(region.path):
-                assert top.parent is not None
-                top = top.parent.region
-            else:
-                assert region.parent is not None
-                region = region.parent.region
-    return top
+    return min(
+        (use.step for use in uses if use.step is not None), key=attrgetter("entry"), default=None
+    )

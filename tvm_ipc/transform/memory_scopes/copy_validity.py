@@ -58,19 +58,20 @@ class CopyValidity:
         programs = {
             facts.name: facts.program for facts in program.functions if not facts.value.local
         }
-        module = ModuleAliasFacts(program.module, programs=programs)
-        self._writes = ModRef(module, primfuncs.writes, packed_writes, private)
+        module = ModuleAliasFacts(program.module, programs=programs, primfuncs=primfuncs)
+        self._writes = ModRef(module, packed_writes, private)
 
-    def version(self, function: ScopedFunction, root: TensorRoot, point: int) -> int:
-        """Return the version of a tensor at an event: the number of writes before it.
+    def version(self, use: ScopedUse, point: int | None = None) -> int:
+        """Return the version of a used tensor, by default at the use: the number of writes before.
 
         A tensor has the same contents at two events with the same version. The version is -1 if the
         writes are unknown, so that no two events may be compared.
         """
-        memory = self._memory(function, root)
+        memory = self._memory(use.function, use.tensor.root)
         if memory is None:
             return -1
-        written = self._writes.points(function.name, memory)
+        point = use.point if point is None else point
+        written = self._writes.points(use.function.name, memory)
         return sum(bisect_left(events, point) for events in written)
 
     def may_copy(self, use: ScopedUse) -> bool:

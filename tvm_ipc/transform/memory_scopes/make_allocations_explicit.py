@@ -13,44 +13,34 @@ After:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import tvm
 from tvm import relax
 
 from tvm_ipc.analysis.binding_builders import alloc, device_of, emit, get
 from tvm_ipc.analysis.program_order import Step
-from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite
+from tvm_ipc.analysis.walk_and_rewrite_bindings import Edits, change_functions
 from tvm_ipc.transform.memory_scopes.constraint_types import ScopedFunction
 from tvm_ipc.transform.memory_scopes.operator_scope_demands import GLOBAL
-
-#: Operators that allocate their outputs.
-ALLOCATING: Final = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_dps_packed")
-
-
-def in_dataflow(step: Step) -> bool:
-    """Return whether a step is in a dataflow block."""
-    return type(step.region.blocks[step.block]) is relax.DataflowBlock
+from tvm_ipc.tvm_moved_names import VDevice
 
 
 def may_allocate(function: ScopedFunction, step: Step) -> bool:
     """Return whether a step may be replaced by an allocation and a call that writes it."""
-    return not function.pure and not in_dataflow(step)
+    return not function.pure and not step.in_dataflow
 
 
 def lower_calls(module: tvm.IRModule, sites: Sequence[tuple[ScopedFunction, Step]]) -> tvm.IRModule:
     """Return the module with the calls at `sites` in destination-passing style."""
     devices = list(module.global_infos.get("vdevice", []))
-    chosen = {hash(step.var) for _, step in sites}
-
-    def change(binding: relax.Binding, value: relax.Expr) -> list[relax.Binding] | None:
-        return _lower_call(binding, value, devices) if hash(binding.var) in chosen else None
-
-    return change_functions(module, lambda _, function: rewrite(function, change))
+    edits = Edits()
+    for _, step in sites:
+        edits.replace(step.var, _lower_call(step.binding, step.value, devices))
+    return change_functions(module, lambda _, function: edits.apply(function))
 
 
 def _lower_call(
-    binding: relax.Binding, call: relax.Call, devices: list[relax.VDevice]
+    binding: relax.Binding, call: relax.Call, devices: list[VDevice]
 ) -> list[relax.Binding]:
     out: list[relax.Binding] = []
     callee, arguments = call.args[0], call.args[1]

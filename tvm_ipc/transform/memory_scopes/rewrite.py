@@ -27,7 +27,6 @@ from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions.program_function_declarations import COPY
 from tvm_ipc.transform.memory_scopes.constraint_types import ScopedFunction, TensorRoot
 from tvm_ipc.transform.memory_scopes.copy_sites import Copy, CopyPlan
-from tvm_ipc.transform.memory_scopes.make_allocations_explicit import in_dataflow
 from tvm_ipc.transform.memory_scopes.operator_scope_demands import GLOBAL
 from tvm_ipc.transform.memory_scopes.solve import PLAIN, Solution
 from tvm_ipc.transform.memory_scopes.specialise_primfuncs_for_scopes import SpecialisedCalls
@@ -105,7 +104,7 @@ class Rewriter:
 
     def _at(self, function: ScopedFunction, region: Region, step: Step | None) -> _Edit:
         """Return the edit of a step, or of the end of a region if `step` is None."""
-        target = _sequence(function, region) if step is None else step.var
+        target = region.body if step is None else step.var
         outermost = function
         while outermost.outer is not None:
             outermost = outermost.outer
@@ -247,17 +246,9 @@ def _with_callee(call: relax.Call, callee: tvm.ir.GlobalVar) -> relax.Call:
     return replace_call(call, callee, as_list(call.args))
 
 
-def _sequence(function: ScopedFunction, region: Region) -> relax.SeqExpr:
-    """Return the sequence of bindings that is a region."""
-    if region.parent is None:
-        return function.function.body
-    value, (then, _) = region.parent.value, region.parent.branches
-    return value.true_branch if region is then else value.false_branch
-
-
 def _check_copy_site(edit: _Edit) -> None:
     """Raise a TransformError if an edit needs an allocation where none is allowed."""
-    if edit.step is not None and in_dataflow(edit.step):
+    if edit.step is not None and edit.step.in_dataflow:
         problem, passes = "is in a dataflow block", "ToNonDataflow and RemovePurityChecking"
     elif edit.function.pure:
         problem, passes = "is in a pure function", "RemovePurityChecking"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tvm
 from tvm import tirx
 
-from tvm_ipc.analysis.primfunc_effects import BufferParameter, find_parameters, memory_scope
+from tvm_ipc.analysis.primfunc_effects import PrimFuncs, memory_scope
 from tvm_ipc.transform.memory_scopes.operator_scope_demands import GLOBAL
 
 #: The attribute of a function that lists a scope for each parameter, "" where unspecified. For a
@@ -19,17 +19,12 @@ from tvm_ipc.transform.memory_scopes.operator_scope_demands import GLOBAL
 PARAM_SCOPES = "tvm_ipc.param_scopes"
 
 
-class PrimFuncParams:
-    """The parameters of the PrimFuncs of a module, analysed on demand."""
+class PrimFuncParams(PrimFuncs):
+    """The parameters of the PrimFuncs of a module, with their scopes."""
 
-    def __init__(self, module: tvm.IRModule) -> None:
-        self.functions: dict[str, tirx.PrimFunc] = {
-            str(global_var.name_hint): function
-            for global_var, function in module.functions_items()
-            if isinstance(function, tirx.PrimFunc)
-        }
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
         self._scopes: dict[str, list[str | None]] = {}
-        self._parameters: dict[str, list[BufferParameter]] = {}
 
     def scopes(self, name: str) -> list[str | None]:
         """Return the scope that each parameter needs; None where it accepts any scope.
@@ -50,22 +45,15 @@ class PrimFuncParams:
             self._scopes[name] = scopes
         return scopes
 
-    def parameter(self, name: str, k: int) -> BufferParameter:
-        """Return how the body of a PrimFunc uses a parameter."""
-        parameters = self._parameters.get(name)
-        if parameters is None:
-            parameters = self._parameters[name] = find_parameters(self.functions[name])
-        return parameters[k]
-
     def writes(self, name: str, k: int) -> bool:
         """Return whether a PrimFunc may write a parameter."""
-        return self.parameter(name, k).may_be_written
+        return self.parameters(name)[k].may_be_written
 
     def refusal(self, name: str, k: int) -> str | None:
         """Return why a parameter cannot be moved to another scope, or None if it can."""
         if not isinstance(self.functions[name].params[k].ty, tirx.BufferType):
             return f"parameter {k} of {name!r} is a bare pointer"
-        parameter = self.parameter(name, k)
+        parameter = self.parameters(name)[k]
         if parameter.escapes:
             return f"parameter {k} of {name!r} {parameter.escapes}"
         if parameter.declared_elsewhere:

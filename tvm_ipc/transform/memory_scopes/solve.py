@@ -54,7 +54,7 @@ class Solution:
     registry: ScopeRegistry
     primfuncs: PrimFuncParams
     effects: CopyValidity
-    scopes: list[str]  #: by leaf
+    scopes: list[str] = field(default_factory=list)  #: by leaf
 
     def needed(self, use: ScopedUse) -> str | None:
         """Return the scope that a use needs a copy in, or None if it takes the leaf as it is."""
@@ -129,31 +129,24 @@ def solve(
     program: ScopeFacts, registry: ScopeRegistry, primfuncs: PrimFuncParams, effects: CopyValidity
 ) -> Solution:
     """Choose scopes, or raise a TransformError where demands contradict each other."""
-    return _Solver(program, registry, primfuncs, effects).run()
+    solution = Solution(program, registry, primfuncs, effects)
+    solution.scopes = _Solver(solution).choose_scopes()
+    return solution
 
 
 class _Solver:
-    def __init__(
-        self,
-        program: ScopeFacts,
-        registry: ScopeRegistry,
-        primfuncs: PrimFuncParams,
-        effects: CopyValidity,
-    ) -> None:
-        self.program = program
-        self.registry = registry
-        self.primfuncs = primfuncs
-        self.effects = effects
-        self.parents = list(range(len(program.types)))
+    def __init__(self, solution: Solution) -> None:
+        self.solution = solution
+        self.program, self.registry = solution.program, solution.registry
+        self.parents = list(range(len(self.program.types)))
         self.classes: dict[int, _Class] = {}
 
-    def run(self) -> Solution:
+    def choose_scopes(self) -> list[str]:
         self.unite_inseparable_leaves()
         self.fill_classes()
         self.spread_demands()
         self.improve_choices()
-        scopes = [self.classes[self.find(leaf)].scope for leaf in range(len(self.parents))]
-        return Solution(self.program, self.registry, self.primfuncs, self.effects, scopes)
+        return [self.classes[self.find(leaf)].scope for leaf in range(len(self.parents))]
 
     def unite_inseparable_leaves(self) -> None:
         """Put leaves into one class where a copy between them would change the program."""
@@ -175,7 +168,7 @@ class _Solver:
         )
         undecided -= self.find_uniform_roots(flows, tied, wanted, constrained)
         for use, same in flows:
-            if _find(tied, same) in undecided and not self.effects.may_copy(use):
+            if _find(tied, same) in undecided and not self.solution.effects.may_copy(use):
                 _unite(self.parents, use.tensor.leaf, same)
 
     def find_uniform_roots(
@@ -253,19 +246,18 @@ class _Solver:
         leaves.weighed = True
         for use in leaves.uses:
             weight, key = self.copy_cost(use), cast(tuple[object, ...], (id(use),))
-            if use.written and (use.param is None or self.primfuncs.writes(*use.param)):
+            if self.solution.written(use):
                 weight *= 1 if use.fresh else 2
             else:
-                version = self.effects.version(use.function, use.tensor.root, use.point)
+                version = self.solution.effects.version(use)
                 if version >= 0:
                     key = (id(use.function), use.tensor.root.key, use.exact, version)
             if use.exact is not None:
                 most = leaves.exact.get(key, ("", 0.0))[1]
                 leaves.exact[key] = (use.exact, max(most, weight))
             else:
-                flexible = use.param is not None and self.primfuncs.refusal(*use.param) is None
                 most = leaves.unconstrained.get(key, (True, 0.0))[1]
-                leaves.unconstrained[key] = (flexible, max(most, weight))
+                leaves.unconstrained[key] = (self.solution.flexible(use), max(most, weight))
 
     def spread_demands(self) -> None:
         """Give every undecided class the scope that its neighbours want."""

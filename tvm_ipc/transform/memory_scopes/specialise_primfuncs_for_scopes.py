@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import tvm
 from tvm import tirx
-from tvm.relax.expr import _update_type
 
 from tvm_ipc.analysis.program_order import Step
 from tvm_ipc.analysis.retype_primfunc_scopes import retype
@@ -15,6 +14,7 @@ from tvm_ipc.transform.memory_scopes.constraint_types import ScopedFunction
 from tvm_ipc.transform.memory_scopes.copy_sites import CopyPlan
 from tvm_ipc.transform.memory_scopes.operator_scope_demands import GLOBAL
 from tvm_ipc.transform.memory_scopes.solve import PLAIN, Solution
+from tvm_ipc.tvm_private_names import update_type
 
 #: The name of a PrimFunc, and the scopes of some of its parameters.
 _Demand = tuple[str, tuple[tuple[int, str], ...]]
@@ -81,7 +81,7 @@ def _add_function(
     name, scopes = demand
     primfuncs = solution.primfuncs
     function = primfuncs.functions[name]
-    scope_of = {var: scope for k, scope in scopes for var in primfuncs.parameter(name, k).aliases}
+    scope_of = {var: scope for k, scope in scopes for var in primfuncs.parameters(name)[k].aliases}
     new = retype(function, lambda var: scope_of.get(hash(var))).without_attr("global_symbol")
     kinds = dict.fromkeys(scope.rsplit(".", 1)[-1].split("_", 1)[0] for _, scope in scopes)
     base = "_".join([name, *(kind.replace("-", "_") for kind in kinds)])
@@ -91,7 +91,7 @@ def _add_function(
         unique = f"{base}_{count}"
     names.add(unique)
     global_var = tvm.ir.GlobalVar(unique)
-    _update_type(global_var, solution.program.module.get_global_var(name).ty)
+    update_type(global_var, solution.program.module.get_global_var(name).ty)
     result.added[unique] = (global_var, new)
     result.demands[unique] = demand
     return global_var

@@ -11,7 +11,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvm_ipc.analysis.uses import Position
+from tvm_ipc.analysis.program_order import Step
+from tvm_ipc.analysis.shape_algebra import product_of
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs
 from tvm_ipc.comm.extent_arithmetic import constant, item_bytes
 from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT
@@ -25,30 +26,21 @@ class NotOverlappableError(Exception):
 class MatmulChain:
     """A matmul and the elementwise operators and row-preserving reshapes around it."""
 
-    matmul: Position
+    matmul: Step
     #: The elementwise operators and reshapes after the matmul, in order.
-    epilogue: list[Position]
+    epilogue: list[Step]
     #: The reshape of the gathered tensor before the matmul.
-    reshape: Position | None = None
+    reshape: Step | None = None
 
     @property
-    def last(self) -> Position:
+    def last(self) -> Step:
         """The binding of the result."""
         return self.epilogue[-1] if self.epilogue else self.matmul
 
     @property
-    def bindings(self) -> list[Position]:
+    def steps(self) -> list[Step]:
         """All bindings of the chain, in order."""
         return [*([self.reshape] if self.reshape else []), self.matmul, *self.epilogue]
-
-
-def product_of(extents: Sequence[Any], first: int = 1) -> Any:
-    """Return `first` times the product of extents, an integer if all of them are constant."""
-    product: Any = first
-    for extent in extents:
-        number = constant(extent)
-        product = product * (extent if number is None else number)
-    return product
 
 
 @dataclass(eq=False)
@@ -87,7 +79,7 @@ class RowLayout:
 class Candidate:
     """A collective and the matmuls that can be overlapped with it."""
 
-    collective: Position
+    collective: Step
     attrs: CollectiveAttrs
     ranks: int
     chains: list[MatmulChain]

@@ -37,7 +37,9 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from tvm_ipc.analysis.uses import Position, operator_of
+from tvm_ipc.analysis.binding_builders import do
+from tvm_ipc.analysis.program_order import Step
+from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
 from tvm_ipc.comm.collective_attrs import reduction_of
 from tvm_ipc.comm.extent_arithmetic import constant, divides, simplified
 from tvm_ipc.comm.legalize import team_argument
@@ -64,6 +66,8 @@ class Chunk:
 def chunks_of(site: Candidate, chunks: int) -> list[Chunk]:
     """Return the rows of a shard in about `chunks` chunks; a chunk has rows of one block."""
     blocks = range(site.input_layout.blocks)
+    if not blocks:  # their number is unknown
+        return []
     total, per_block = site.rows, -(-chunks // site.input_layout.blocks)
     number = constant(total)
     step = per_block * site.unit
@@ -89,16 +93,29 @@ class BindingBuilder:
     """A builder of the bindings that replace those of a candidate."""
 
     def __init__(self, site: Candidate) -> None:
+        self._site = site
         self._team = team_argument(site.attrs.team)
         self._builder = relax.BlockBuilder()
-        in_dataflow = isinstance(site.collective.block, relax.DataflowBlock)
-        self._new_var = relax.DataflowVar if in_dataflow else relax.Var
+        self._new_var = relax.DataflowVar if site.collective.in_dataflow else relax.Var
         self._bindings: list[relax.Binding] = []
 
     def take(self) -> list[relax.Binding]:
         """Return and remove the bindings that were built since the last call."""
         bindings, self._bindings = self._bindings, []
         return bindings
+
+    def new_builder(self) -> BindingBuilder:
+        """Return an empty builder for the same candidate."""
+        return BindingBuilder(self._site)
+
+    def append(self, binding: relax.Binding) -> None:
+        """Add a binding that was built elsewhere."""
+        self._bindings.append(binding)
+
+    def call_pure(self, function: str, args: list[Any], shape: list[Any], dtype: str) -> Any:
+        """Bind the tensor that a packed function returns to a new variable."""
+        ty = relax.TensorType(shape, dtype)
+        return self.emit("rows", _call_pure(function, [*args, relax.ShapeExpr(shape)], ty))
 
     def emit(self, name: str, value: relax.Expr) -> Any:
         """Bind a value to a new variable."""
@@ -107,11 +124,38 @@ class BindingBuilder:
         self._bindings.append(relax.VarBinding(variable, value))
         return variable
 
-    def rebind(self, position: Position, value: relax.Expr) -> None:
+    def rebind(self, step: Step, value: relax.Expr) -> None:
         """Bind a value to the variable of an existing binding, which it replaces."""
-        binding = position.binding
         value = self._builder.normalize(value)
-        self._bindings.append(relax.VarBinding(binding.var, value, binding.span))
+        self._bindings.append(relax.VarBinding(step.var, value, step.binding.span))
+
+    def apply_chain(self, chain: MatmulChain, rows: Any, matrix: Any = None) -> Any:
+        """Return the result of a chain for `rows` in place of its operand.
+
+        `matrix` replaces the right operand of the matmul.
+        """
+        left, right = chain.matmul.value.args
+        replaced = {left: rows} if matrix is None else {left: rows, right: matrix}
+        for step in (chain.matmul, *chain.epilogue):
+            value = step.value
+            if operator_of(value) != "relax.reshape":  # a chunk of rows has its own shape
+                args = [
+                    replaced[arg]
+                    if isinstance(arg, relax.Var) and arg in replaced
+                    else self._drop_unit_axes(rows, arg)
+                    for arg in value.args
+                ]
+                call = relax.Call(value.op, args, value.attrs, list(value.ty_args), value.span)
+                rows = self.emit(str(step.var.name), call)
+            replaced[step.var] = rows
+        return rows
+
+    def _drop_unit_axes(self, rows: Any, arg: Any) -> Any:
+        """Return an argument that is the same for all rows, without leading axes of extent 1."""
+        if not isinstance(arg.ty, relax.TensorType) or arg.ty.ndim <= rows.ty.ndim:
+            return arg
+        shape = arg.ty.shape.values[int(arg.ty.ndim) - int(rows.ty.ndim) :]
+        return self.emit("same", relax.op.reshape(arg, shape))
 
     def match_cast(self, name: str, value: relax.Expr, ty: Any) -> Any:
         """Bind a value to a new variable of a type that introduces symbolic extents."""
@@ -124,9 +168,16 @@ class BindingBuilder:
         shape = relax.ShapeExpr([_as_extent(number) for number in positions])
         return _call_dps(ASSEMBLE.name, [self._team, shape, *slices], ty)
 
-    def assemble(self, binding: Position, positions: list[Any], slices: list[Any]) -> None:
+    def assemble_into(self, out: Any, positions: list[Any], slices: list[Any]) -> None:
+        """Write slices to their positions in an allocated tensor."""
+        shape = relax.ShapeExpr([_as_extent(number) for number in positions])
+        self._bindings.append(
+            do(relax.ExternFunc(ASSEMBLE.name), [self._team, shape, *slices, out])
+        )
+
+    def assemble(self, step: Step, positions: list[Any], slices: list[Any]) -> None:
         """Bind assembled slices to the variable of an existing binding."""
-        self.rebind(binding, self.assemble_call(positions, slices, binding.binding.var.ty))
+        self.rebind(step, self.assemble_call(positions, slices, step.var.ty))
 
 
 class ChunkedBuilder:
@@ -164,7 +215,7 @@ class ChunkedBuilder:
         def add(rows: Any, shift: int, chunk: Chunk) -> None:
             for k, chain in enumerate(chains):
                 layout = site.output_layouts[site.chains.index(chain)]
-                slices[k].append(self._apply_chain(chain, rows, _operand_of(chain)))
+                slices[k].append(self._out.apply_chain(chain, rows))
                 positions[k] += self._position(layout, shift, chunk)
 
         for chunk in self._whole:
@@ -190,14 +241,13 @@ class ChunkedBuilder:
         """
         site, output = self._site, self._site.output_layouts[0]
         (chain,) = site.chains
-        operand = _operand_of(chain)
         if site.uneven:
             self._operand = self._pad_operand()
         exposed: list[list[Any]] = [[] for _ in self._chunks]
         # Peers read results in this order: the result that is read first must be exposed first.
         for chunk, exposed_of_chunk in zip(self._chunks, exposed, strict=True):
             for shift in range(1, self._ranks):
-                result = self._apply_chain(chain, self._own_slice(shift, chunk), operand)
+                result = self._out.apply_chain(chain, self._own_slice(shift, chunk))
                 exposed_of_chunk.append(self._expose("product", result))
         if constant(site.remainder) != 0:
             start, remainder_chunk = site.rows * site.ranks, Chunk(0, 0, site.remainder)
@@ -207,10 +257,10 @@ class ChunkedBuilder:
                 site.input_layout,
                 remainder_chunk,
             )
-            remainder = self._apply_chain(chain, rows, operand)
+            remainder = self._out.apply_chain(chain, rows)
             exposed_remainder = self._expose("remainder", remainder)
         own_results = [
-            self._apply_chain(chain, self._own_slice(0, chunk), operand) for chunk in self._whole
+            self._out.apply_chain(chain, self._own_slice(0, chunk)) for chunk in self._whole
         ]
         sums = []
         for chunk, exposed_of_chunk in zip(self._chunks, exposed, strict=True):
@@ -263,16 +313,16 @@ class ChunkedBuilder:
         padding = self._out.emit("padding", relax.op.zeros(padding_shape, layout.dtype))
         return self._out.emit("padded", relax.op.concat([operand, padding], layout.axis))
 
-    def _slice_rows(self, position: Position, layout: RowLayout, assembled: Any) -> None:
+    def _slice_rows(self, step: Step, layout: RowLayout, assembled: Any) -> None:
         """Bind an assembled tensor without its padding to the variable of an existing binding."""
-        ty = position.binding.var.ty
+        ty = step.var.ty
         if layout.blocks == 1:
             sliced = _call_pure(VIEW.name, [assembled, 0, ty.shape], ty)
         else:
             end = relax.prim_value(_as_extent(self._site.extent))
             rows = relax.op.strided_slice(assembled, [layout.axis], [0], [end], assume_inbound=True)
             sliced = relax.op.reshape(self._out.emit("rows", rows), ty.shape)
-        self._out.rebind(position, sliced)
+        self._out.rebind(step, sliced)
 
     # ---- rows -----------------------------------------------------------------------------
 
@@ -282,28 +332,6 @@ class ChunkedBuilder:
         if len(chunks) == 1:
             return operand
         return self._view(operand, self._offset(layout, chunk, 1), layout, chunk)
-
-    def _apply_chain(self, chain: MatmulChain, rows: Any, operand: Any) -> Any:
-        """Return the result of a chain for `rows` in place of its operand."""
-        replaced = operand
-        for position in (chain.matmul, *chain.epilogue):
-            value, variable = position.binding.value, position.binding.var
-            if operator_of(value) != "relax.reshape":  # a chunk of rows has its own shape
-                args = [
-                    rows if arg.same_as(replaced) else self._drop_unit_axes(rows, arg)
-                    for arg in value.args
-                ]
-                call = relax.Call(value.op, args, value.attrs, list(value.ty_args), value.span)
-                rows = self._out.emit(str(variable.name), call)
-            replaced = variable
-        return rows
-
-    def _drop_unit_axes(self, rows: Any, arg: Any) -> Any:
-        """Return an argument that is the same for all rows, without leading axes of extent 1."""
-        if not isinstance(arg.ty, relax.TensorType) or arg.ty.ndim <= rows.ty.ndim:
-            return arg
-        shape = arg.ty.shape.values[int(arg.ty.ndim) - int(rows.ty.ndim) :]
-        return self._out.emit("same", relax.op.reshape(arg, shape))
 
     def _offset(self, layout: RowLayout, chunk: Chunk, ranks: int) -> Any:
         """Return the offset of a chunk in bytes if each block has the rows of `ranks` ranks."""
@@ -342,11 +370,6 @@ class ChunkedBuilder:
     def _expose(self, name: str, tensor: Any) -> Any:
         call = _call_pure(EXPOSE.name, [tensor, self._team], relax.AnyType())
         return self._out.emit(f"{name}_exposed", call)
-
-
-def _operand_of(chain: MatmulChain) -> Any:
-    """Return the left operand of a chain's matmul."""
-    return chain.matmul.binding.value.args[0]
 
 
 def _call_dps(name: str, args: list[Any], ty: Any) -> relax.Call:

@@ -23,7 +23,7 @@ from typing import Final
 
 from tvm_ipc import arguments
 from tvm_ipc.calibration import COLLECTIVES, Calibration
-from tvm_ipc.packed_functions import MAX_EXPOSED, MAX_WORKERS
+from tvm_ipc.packed_functions import KINDS, MAX_EXPOSED, MAX_WORKERS
 
 #: The least predicted gain that justifies overlap, as a share of the sequential time. Wherever the
 #: model was wrong to overlap, it had predicted less; see `benchmarks/overlap.py`.
@@ -173,7 +173,7 @@ def predict(workload: Workload, chunks: int, calibration: Calibration) -> float:
 
 def predict_collective(kind: str, size: int, ranks: int, calibration: Calibration) -> float:
     """Return the predicted seconds of a collective; `size` is that of one rank's slice in bytes."""
-    traffic = (2 if kind == "allreduce" else 1) * (ranks - 1) * size
+    traffic = KINDS[kind].slices_received(ranks) * size
     travel = _Rank(calibration).arrival(0.0, traffic) if traffic else 0.0
     return travel + calibration.collectives[kind].at(size)
 

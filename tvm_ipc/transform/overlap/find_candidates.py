@@ -19,15 +19,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-import tvm
 from tvm import relax, tirx
 
 from tvm_ipc import arguments
-from tvm_ipc.analysis.elementwise_view_writer_ops import BROADCASTING, UNARY
-from tvm_ipc.analysis.uses import Position, Uses, binds, operator_of
-from tvm_ipc.comm.collective_attrs import CollectiveAttrs
-from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
-from tvm_ipc.comm.collective_relax_op import dtype_of, extents, same_extents
+from tvm_ipc.analysis.elementwise_ops import BROADCASTING, UNARY
+from tvm_ipc.analysis.program_order import Step
+from tvm_ipc.analysis.shape_algebra import product_of
+from tvm_ipc.analysis.uses import Uses, binds
+from tvm_ipc.calibration import COLLECTIVES
+from tvm_ipc.comm.collective_attrs import CollectiveAttrs, kind_of
+from tvm_ipc.comm.collective_relax_op import dtype_of, extents, is_collective, same_extents
 from tvm_ipc.comm.extent_arithmetic import constant, divides, format_extent
 from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT
 from tvm_ipc.transform.convert_from_and_to_ccl import from_ccl
@@ -36,11 +37,10 @@ from tvm_ipc.transform.overlap.candidate_types import (
     MatmulChain,
     NotOverlappableError,
     RowLayout,
-    product_of,
     unit_of,
 )
+from tvm_ipc.tvm_moved_names import Analyzer
 
-_KINDS: Final = ("allgather", "reduce_scatter", "allreduce")
 _MATMUL: Final = "relax.matmul"
 _RESHAPE: Final = "relax.reshape"
 #: Operators that map zeros to zeros.
@@ -49,34 +49,45 @@ _OTHER_USE: Final = "an operator other than a matmul uses the gathered tensor"
 _ELEMENTWISE: Final = tuple(f"relax.{name}" for name in (*UNARY, *BROADCASTING))
 
 
-def collective_of(position: Position) -> CollectiveAttrs | None:
-    """Return the attributes of the gather or reduction at a position, None for anything else."""
-    if not isinstance(position.binding, relax.VarBinding):
+def collective_of(step: Step) -> CollectiveAttrs | None:
+    """Return the attributes of the gather or reduction at a step, None for anything else."""
+    if not isinstance(step.binding, relax.VarBinding):
         return None
-    value = position.binding.value
-    if operator_of(value) != COLLECTIVE:
+    attrs = _attrs_of(step)
+    return attrs if attrs is not None and attrs.kind in COLLECTIVES else None
+
+
+def unsupported_kind(step: Step) -> str | None:
+    """Return the kind of a collective that is neither a gather nor a reduction to all ranks."""
+    attrs = _attrs_of(step) if isinstance(step.binding, relax.VarBinding) else None
+    if attrs is None or attrs.kind in COLLECTIVES or not kind_of(attrs).communicates:
+        return None
+    return str(attrs.kind)
+
+
+def _attrs_of(step: Step) -> CollectiveAttrs | None:
+    """Return the attributes of a collective, None for anything else."""
+    value = step.value
+    if not is_collective(value):
         value = from_ccl(value)
-    attrs = getattr(value, "attrs", None)
-    return attrs if isinstance(attrs, CollectiveAttrs) and attrs.kind in _KINDS else None
+    return CollectiveAttrs.of(value) if is_collective(value) else None
 
 
-def find_candidate(
-    position: Position, attrs: CollectiveAttrs, ranks: int | None, uses: Uses
-) -> Candidate:
+def find_candidate(step: Step, attrs: CollectiveAttrs, ranks: int | None, uses: Uses) -> Candidate:
     """Return the candidate of a collective; raise the reason if it cannot be overlapped."""
     if ranks is None:
         raise NotOverlappableError("the number of ranks in its team is unknown; pass world_size")
     if ranks == 1:
         raise NotOverlappableError("its team has one rank")
     find = _find_gather if attrs.kind == "allgather" else _find_sum
-    site = find(position, attrs, ranks, uses)
-    if site.input_layout.blocks < 1:
-        raise NotOverlappableError("the number of its blocks of rows is unknown")
+    site = find(step, attrs, ranks, uses)
+    if any(constant(extent) == 0 for extent in site.input_layout.shape[: site.input_layout.axis]):
+        raise NotOverlappableError("it has no blocks of rows")
     shard_bytes = site.rows * _constant_row_bytes(site.input_layout)
     # Kernels read the shards of an all-gather from their beginning; others are slices.
-    sliced = site.kind != "allgather" or site.input_layout.blocks > 1
+    sliced = site.kind != "allgather" or site.input_layout.blocks != 1
     misalignment = tirx.floormod(shard_bytes, KERNEL_ALIGNMENT)
-    if sliced and not tvm.sym.Analyzer().can_prove_equal(misalignment, 0):
+    if sliced and not Analyzer().can_prove_equal(misalignment, 0):
         raise NotOverlappableError(
             f"a rank has {format_extent(shard_bytes)} bytes of rows; expected a multiple of "
             f"{KERNEL_ALIGNMENT}, the alignment that kernels need"
@@ -98,35 +109,35 @@ def check_written(site: Candidate, uses: Uses) -> None:
 
 
 def _span(site: Candidate) -> tuple[int, int]:
-    """Return the first and the last position of a candidate."""
-    positions = [site.collective.at]
-    positions += [bound.at for chain in site.chains for bound in chain.bindings]
-    return min(positions), max(positions)
+    """Return the first and the last step of a candidate."""
+    events = [site.collective.entry]
+    events += [bound.entry for chain in site.chains for bound in chain.steps]
+    return min(events), max(events)
 
 
-def find_gather(position: Position, attrs: CollectiveAttrs, ranks: int, uses: Uses) -> Candidate:
+def find_gather(step: Step, attrs: CollectiveAttrs, ranks: int, uses: Uses) -> Candidate:
     """Return the candidate of an all-gather whose result is multiplied without a reshape."""
     if attrs.uneven:
         raise NotOverlappableError("its shards are uneven")
-    site = _find_gather(position, attrs, ranks, uses)
+    site = _find_gather(step, attrs, ranks, uses)
     if any(chain.reshape for chain in site.chains):
         raise NotOverlappableError(_OTHER_USE)
     return site
 
 
-def _find_gather(position: Position, attrs: CollectiveAttrs, ranks: int, uses: Uses) -> Candidate:
-    gathered = position.binding.var
+def _find_gather(step: Step, attrs: CollectiveAttrs, ranks: int, uses: Uses) -> Candidate:
+    gathered = step.var
     shape = _shape("the gathered tensor", gathered)
-    operand = position.binding.value.args[0]
+    operand = step.value.args[0]
     axis = int(attrs.concat_axis or 0)
     if not isinstance(operand, relax.Var):
         raise NotOverlappableError("its operand is not a variable")
     chains = []
     for user, reshape in _users_by_rows(gathered, uses):
-        if user.block is not position.block or not binds(user, _MATMUL):
+        if not user.shares_block(step) or not binds(user, _MATMUL):
             raise NotOverlappableError(_OTHER_USE)
         chain = MatmulChain(user, [], reshape)
-        _check_matmul(user.binding.value, gathered if reshape is None else reshape.binding.var)
+        _check_matmul(user.value, gathered if reshape is None else reshape.var)
         _check_axis(axis, shape)
         _collect_epilogue(chain, len(shape), axis, uses)
         chains.append(chain)
@@ -137,37 +148,39 @@ def _find_gather(position: Position, attrs: CollectiveAttrs, ranks: int, uses: U
     input_layout = RowLayout([*row_shape, shape[-1]], axis, dtype_of(gathered.ty))
     output_layouts = [_layout(chain, row_shape, axis) for chain in chains]
     return Candidate(
-        position, attrs, ranks, chains, rows, operand, input_layout, output_layouts, shape[axis]
+        step, attrs, ranks, chains, rows, operand, input_layout, output_layouts, shape[axis]
     )
 
 
-def _users_by_rows(variable: Any, uses: Uses) -> Iterator[tuple[Position, Position | None]]:
+def _users_by_rows(variable: Any, uses: Uses) -> Iterator[tuple[Step, Step | None]]:
     """Yield each user of a tensor; for a user of its reshape, also the reshape."""
     for user in uses.users[variable]:
-        if binds(user, _RESHAPE) and _keeps_rows(user) and uses.users[user.binding.var]:
-            for reshape_user in uses.users[user.binding.var]:
+        if binds(user, _RESHAPE) and _keeps_rows(user) and uses.users[user.var]:
+            for reshape_user in uses.users[user.var]:
                 yield reshape_user, user
         else:
             yield user, None
 
 
-def _find_sum(position: Position, attrs: CollectiveAttrs, ranks: int, uses: Uses) -> Candidate:
-    partial = position.binding.value.args[0]
+def _find_sum(step: Step, attrs: CollectiveAttrs, ranks: int, uses: Uses) -> Candidate:
+    partial = step.value.args[0]
     shape = _shape("its operand", partial)
+    if attrs.scale is not None:
+        raise NotOverlappableError("its sum is scaled; multiply an operand of the matmul instead")
     scatters = attrs.kind == "reduce_scatter"
-    chain = MatmulChain(_find_matmul(partial, position, uses), [])
-    operand = chain.matmul.binding.value.args[0]
-    _check_matmul(chain.matmul.binding.value, operand)
+    chain = MatmulChain(_find_matmul(partial, step, uses), [])
+    operand = chain.matmul.value.args[0]
+    _check_matmul(chain.matmul.value, operand)
     inner = _shape("the left operand of the matmul", operand)[-1]
     if scatters:
         axis, extent = int(attrs.split_axis or 0), shape[int(attrs.split_axis or 0)]
         _check_axis(axis, shape)
-        rows: Any = _shape("its result", position.binding.var)[axis]
+        rows: Any = _shape("its result", step.var)[axis]
         row_shape = [*shape[:axis], rows * ranks, *shape[axis + 1 : -1]]
     else:
         axis, extent, row_shape = 0, _simplified_product(shape[:-1]), [1]
     _collect_epilogue(chain, len(row_shape) + 1, axis, uses)
-    if not chain.last.binding.var.same_as(partial):
+    if not chain.last.var.same_as(partial):
         raise NotOverlappableError("an operator after the matmul also needs other rows")
     if len(uses.users[partial]) != 1:
         raise NotOverlappableError("the result of the matmul has other uses")
@@ -180,7 +193,7 @@ def _find_sum(position: Position, attrs: CollectiveAttrs, ranks: int, uses: Uses
                 "which is zero, to zeros"
             )
         return Candidate(
-            position, attrs, ranks, [chain], rows, operand, input_layout, output_layouts, extent
+            step, attrs, ranks, [chain], rows, operand, input_layout, output_layouts, extent
         )
     for layout in (input_layout, *output_layouts):
         _constant_row_bytes(layout)
@@ -194,7 +207,7 @@ def _find_sum(position: Position, attrs: CollectiveAttrs, ranks: int, uses: Uses
         )
     input_layout.shape[0] = output_layouts[0].shape[0] = rows * ranks
     return Candidate(
-        position,
+        step,
         attrs,
         ranks,
         [chain],
@@ -209,7 +222,7 @@ def _find_sum(position: Position, attrs: CollectiveAttrs, ranks: int, uses: Uses
 
 def _split_evenly(extent: Any, ranks: int, unit: int) -> tuple[Any, Any]:
     """Return the number of rows of each rank, a multiple of `unit`, and the remainder."""
-    analyzer, number = tvm.sym.Analyzer(), constant(extent)
+    analyzer, number = Analyzer(), constant(extent)
     if number is not None:
         rows = number // (ranks * unit) * unit
         return rows, number - ranks * rows
@@ -220,30 +233,28 @@ def _split_evenly(extent: Any, ranks: int, unit: int) -> tuple[Any, Any]:
 
 def _simplified_product(shape: list[Any]) -> Any:
     product = product_of(shape)
-    return product if isinstance(product, int) else tvm.sym.Analyzer().simplify(product)
+    return product if isinstance(product, int) else Analyzer().simplify(product)
 
 
-def _find_matmul(partial: Any, collective: Position, uses: Uses) -> Position:
+def _find_matmul(partial: Any, collective: Step, uses: Uses) -> Step:
     """Return the matmul from which elementwise operators compute a value."""
-    while isinstance(partial, relax.Var):
-        position = uses.positions.get(partial)
-        if position is None or position.block is not collective.block:
+    while True:
+        step = uses.binding_of(partial)
+        if step is None or not step.shares_block(collective):
             break
-        if binds(position, _MATMUL):
-            return position
-        if not (
-            binds(position, *_ELEMENTWISE) or (binds(position, _RESHAPE) and _keeps_rows(position))
-        ):
+        if binds(step, _MATMUL):
+            return step
+        if not (binds(step, *_ELEMENTWISE) or (binds(step, _RESHAPE) and _keeps_rows(step))):
             break
-        partial = position.binding.value.args[0]
+        partial = step.value.args[0]
     raise NotOverlappableError("its operand is not the result of a matmul")
 
 
-def _keeps_rows(reshape: Position) -> bool:
+def _keeps_rows(reshape: Step) -> bool:
     """Return whether a reshape preserves the last axis."""
     before, after = (
         extents(tensor.ty) if isinstance(tensor.ty, relax.TensorType) else None
-        for tensor in (reshape.binding.value.args[0], reshape.binding.var)
+        for tensor in (reshape.value.args[0], reshape.var)
     )
     if not before or not after or min(len(before), len(after)) < 2:
         return False
@@ -273,11 +284,11 @@ def _collect_epilogue(chain: MatmulChain, ndim: int, axis: int, uses: Uses) -> N
     axis : its axis of rows.
     """
     # After a reshape, only the last axis is known to be within a row.
-    same_shape = chain.reshape is None and int(chain.matmul.binding.var.ty.ndim) == ndim
+    same_shape = chain.reshape is None and int(chain.matmul.var.ty.ndim) == ndim
     while True:
-        variable = chain.last.binding.var
+        variable = chain.last.var
         users = uses.users[variable]
-        if len(users) != 1 or users[0].block is not chain.matmul.block:
+        if len(users) != 1 or not users[0].shares_block(chain.matmul):
             return
         (user,) = users
         if binds(user, _RESHAPE) and _keeps_rows(user):
@@ -289,7 +300,7 @@ def _collect_epilogue(chain: MatmulChain, ndim: int, axis: int, uses: Uses) -> N
         chain.epilogue.append(user)
 
 
-def _by_rows(user: Position, variable: Any, within: int) -> bool:
+def _by_rows(user: Step, variable: Any, within: int) -> bool:
     """Return whether each row of a result depends on one row of a variable and on no other rows.
 
     Parameters
@@ -298,12 +309,12 @@ def _by_rows(user: Position, variable: Any, within: int) -> bool:
     variable : the variable, an operand of the result.
     within : the number of last axes that are within a row.
     """
-    result, ty = user.binding.var.ty, variable.ty
+    result, ty = user.var.ty, variable.ty
     if not isinstance(result, relax.TensorType) or not same_extents(
         extents(result) or [], extents(ty) or []
     ):
         return False
-    for operand in user.binding.value.args:
+    for operand in user.value.args:
         if operand.same_as(variable) or not isinstance(operand.ty, relax.TensorType):
             continue
         dims = extents(operand.ty)
@@ -316,7 +327,7 @@ def _by_rows(user: Position, variable: Any, within: int) -> bool:
 
 
 def _layout(chain: MatmulChain, rows: list[Any], axis: int) -> RowLayout:
-    last = chain.last.binding.var
+    last = chain.last.var
     return RowLayout([*rows, _shape("the result of the matmul", last)[-1]], axis, dtype_of(last.ty))
 
 

@@ -24,41 +24,77 @@ After, with 2 streams:
 With n streams, the gathers up to that of chunk i + n - 1 are started before the matmul of chunk i,
 and there are n buffers to gather into. On a CPU a rank has one thread for asynchronous collectives
 and one for the program, so the order in which gathers are started determines the schedule.
-`ElideConcatCopies` computes the matmuls directly in the assembled tensor.
+`ElideConcatCopies` computes the matmuls directly in the assembled tensor. On a GPU, the matmul of
+chunk i may run on stream i % n: see `tvm_ipc.transform.overlap.compute_streams`. Many chunks, or a
+symbolic number of them, become a loop: see `tvm_ipc.transform.overlap.looped_gather`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax, tirx
 
 from tvm_ipc import comm
-from tvm_ipc.analysis.binding_builders import alloc
 from tvm_ipc.analysis.collective_calls import name_of
-from tvm_ipc.analysis.uses import Position, Uses, binds
-from tvm_ipc.analysis.walk_and_rewrite_bindings import rewrite
-from tvm_ipc.comm.extent_arithmetic import constant
+from tvm_ipc.analysis.program_order import Step, linearize
+from tvm_ipc.analysis.uses import Uses
+from tvm_ipc.analysis.walk_and_rewrite_bindings import Edits
+from tvm_ipc.comm.extent_arithmetic import constant, format_count, simplified
 from tvm_ipc.packed_functions.program_function_declarations import KERNEL_ALIGNMENT
 from tvm_ipc.transform.overlap.candidate_types import (
     Candidate,
-    MatmulChain,
     NotOverlappableError,
-    RowLayout,
 )
-from tvm_ipc.transform.overlap.chunked_builder import BindingBuilder, Chunk, chunks_of
+from tvm_ipc.transform.overlap.chunk_loops import PrivateFunctions, is_looped
+from tvm_ipc.transform.overlap.chunked_builder import Chunk, chunks_of
+from tvm_ipc.transform.overlap.compute_streams import describe, number_of_streams
 from tvm_ipc.transform.overlap.find_candidates import check_written, collective_of, find_gather
+from tvm_ipc.transform.overlap.gather_steps import GatherSteps, transposed_by
+from tvm_ipc.transform.overlap.looped_gather import MOST_IN_LOOP, EqualChunks, LoopedGather
+from tvm_ipc.tvm_moved_names import Analyzer
 
-#: The number of chunks of a pipelined gather, or the reason why it is not pipelined.
-Outcome: TypeAlias = "int | NotOverlappableError"
+#: The chunks of a gather: a list, or chunks that loops compute, one after the other.
+Chunks: TypeAlias = "list[Chunk] | tuple[EqualChunks, ...]"
+
+
+@dataclass(frozen=True, eq=False)
+class Pipelined:
+    """A gather that is pipelined, and in how many chunks."""
+
+    chunks: Any  #: their number, which may be symbolic
+    at_a_time: int  #: the most chunks that are gathered or multiplied at a time
+    in_loop: bool = False
+    computed_on: int = 1  #: the number of streams of a GPU on which they are multiplied
+
+    @property
+    def schedule(self) -> str:
+        """The schedule as the report prints it."""
+        loop = ", in a loop" * self.in_loop
+        return f"{self.at_a_time} at a time{loop}{describe(self.computed_on)}"
+
+    @property
+    def verdict(self) -> str:
+        """The verdict of the report."""
+        return f"in {format_count(self.chunks, 'chunk')}"
+
+
+#: How a gather is pipelined, or the reason why it is not.
+Outcome: TypeAlias = "Pipelined | NotOverlappableError"
 
 
 def pipeline_marked(
-    function: relax.Function, marked: Sequence[tuple[relax.Expr, int]], streams: int
+    function: relax.Function,
+    marked: Sequence[tuple[relax.Expr, int]],
+    streams: int,
+    functions: PrivateFunctions,
+    name: str,
+    *,
+    compute_streams: bool = False,
 ) -> tuple[relax.Function, list[Outcome]]:
     """Pipeline the gathers of marked matmuls, with a chunk for each index along an axis.
 
@@ -67,12 +103,15 @@ def pipeline_marked(
     function : a function without dataflow blocks.
     marked : the results of matmuls, each with the axis of its chunks.
     streams : the number of chunks that are in flight at a time.
+    functions : receives private functions that the new function calls.
+    name : the name of the function.
+    compute_streams : whether chunks are multiplied on several streams of a GPU.
 
     Returns
     -------
     The new function, and the outcome for each marked matmul.
     """
-    rewriter = _Rewrite(function, streams)
+    rewriter = _Rewrite(function, streams, functions, name, compute_streams=compute_streams)
     outcomes: list[Outcome] = []
     for variable, axis in marked:
         try:
@@ -84,7 +123,13 @@ def pipeline_marked(
 
 
 def pipeline_gathers(
-    function: relax.Function, chunks: int, streams: int
+    function: relax.Function,
+    chunks: int,
+    streams: int,
+    functions: PrivateFunctions,
+    name: str,
+    *,
+    compute_streams: bool = False,
 ) -> tuple[relax.Function, list[tuple[str, Outcome]]]:
     """Pipeline all gathers of a function whose results are multiplied.
 
@@ -93,12 +138,15 @@ def pipeline_gathers(
     function : a function without dataflow blocks.
     chunks : the number of chunks into which the rows of a rank are split.
     streams : the number of chunks that are in flight at a time.
+    functions : receives private functions that the new function calls.
+    name : the name of the function.
+    compute_streams : whether chunks are multiplied on several streams of a GPU.
 
     Returns
     -------
     The new function, and the name of each gathered tensor with its outcome.
     """
-    rewriter = _Rewrite(function, streams)
+    rewriter = _Rewrite(function, streams, functions, name, compute_streams=compute_streams)
     outcomes: list[tuple[str, Outcome]] = []
     for name, candidate in rewriter.gathers.outcomes:
         try:
@@ -110,29 +158,84 @@ def pipeline_gathers(
     return rewriter.result(), outcomes
 
 
+def gathers_of_matmuls(uses: Uses) -> Callable[[relax.Expr], Candidate]:
+    """Return a function that returns the candidate of the gather before a marked matmul.
+
+    That function raises the reason if there is none.
+    """
+    return _GatherCandidates(uses).candidate
+
+
 class _Rewrite:
     """A function, and the replacements of its bindings."""
 
-    def __init__(self, function: relax.Function, streams: int) -> None:
+    def __init__(
+        self,
+        function: relax.Function,
+        streams: int,
+        functions: PrivateFunctions,
+        name: str,
+        *,
+        compute_streams: bool,
+    ) -> None:
         self._function, self._streams = function, streams
-        self._uses = Uses()
-        self._uses.read(function.body)
+        self._compute_streams = compute_streams
+        self._functions, self._name = functions, name
+        self._uses = Uses(linearize("", function))
         self.gathers = _GatherCandidates(self._uses)
-        self._replacements: dict[Any, list[relax.Binding]] = {}
+        self._edits = Edits()
 
-    def split(self, site: Candidate, chunks: list[Chunk]) -> int:
-        """Pipeline a candidate; return the number of its chunks."""
+    def split(self, site: Candidate, chunks: Chunks) -> Pipelined:
+        """Pipeline a candidate; return how."""
         _check_users(site, self._uses)
         # Another marked matmul may share the gather, which is then pipelined already.
-        if site.collective.binding.var not in self._replacements:
-            self._replacements |= _replace_bindings(site, chunks, self._streams, self._uses)
-        return len(chunks)
+        if not self._edits.replaces(site.collective.var):
+            self._replace_bindings(site, chunks)
+        if isinstance(chunks, list):
+            at_a_time = min(self._streams, len(chunks))
+            return Pipelined(len(chunks), at_a_time, computed_on=self._streams_of(at_a_time))
+        count = sum((loop.count for loop in chunks[1:]), chunks[0].count)
+        at_a_time = min(self._streams, constant(count) or MOST_IN_LOOP, MOST_IN_LOOP)
+        computed_on = self._streams_of(at_a_time)
+        return Pipelined(count, at_a_time, in_loop=True, computed_on=computed_on)
+
+    def _streams_of(self, at_a_time: int) -> int:
+        return number_of_streams(at_a_time, used=self._compute_streams)
+
+    def _replace_bindings(self, site: Candidate, chunks: Chunks) -> None:
+        """Replace the bindings of a candidate, and transposes that only they use."""
+        uses, chain_bindings = self._uses, _chain_bindings(site)
+        replaced = [site.collective, *chain_bindings]
+        for chain in site.chains:
+            step = transposed_by(chain.matmul.value.args[1], uses)
+            if step is not None and all(user in replaced for user in uses.users[step.var]):
+                replaced.append(step)
+        for step in replaced:
+            self._edits.replace(step.var, [])
+        # All operands of the chains are bound before the last of their bindings.
+        last = max(chain_bindings, key=lambda step: step.entry)
+        if isinstance(chunks, list):
+            pipeline = _Pipeline(
+                site, chunks, self._streams, uses, compute_streams=self._compute_streams
+            )
+            bindings = pipeline.build()
+        else:
+            loops = LoopedGather(
+                site,
+                self._streams,
+                uses,
+                self._functions,
+                self._name,
+                compute_streams=self._compute_streams,
+            )
+            bindings = loops.build(chunks)
+        self._edits.replace(last.var, bindings)
 
     def result(self) -> relax.Function:
         """Return the new function, or the same one if nothing is pipelined."""
-        if not self._replacements:
-            return self._function
-        new = rewrite(self._function, lambda binding, _: self._replacements.get(binding.var))
+        new = self._edits.apply(self._function)
+        if new is self._function:
+            return new
         return relax.Function(new.params, new.body, new.ret_ty, False, new.attrs, new.span)
 
 
@@ -154,31 +257,12 @@ def _apply_pass(transform: tvm.transform.Pass, function: relax.Function) -> rela
 
 def _check_users(site: Candidate, uses: Uses) -> None:
     """Raise an error if a chain's result is used before all chains, which end together."""
-    end = max(position.at for position in _chain_bindings(site))
+    end = max(step.entry for step in _chain_bindings(site))
     for chain in site.chains:
-        if any(user.at < end for user in uses.users[chain.last.binding.var]):
+        if any(user.entry < end for user in uses.users[chain.last.var]):
             raise NotOverlappableError(
                 "the result of a matmul is used before another matmul of the same gather ends"
             )
-
-
-def _replace_bindings(
-    site: Candidate, chunks: list[Chunk], streams: int, uses: Uses
-) -> dict[Any, list[relax.Binding]]:
-    """Return the replacement of each binding of a candidate, by its variable."""
-    chain_bindings = _chain_bindings(site)
-    removed = {site.collective.binding.var, *(bound.binding.var for bound in chain_bindings)}
-    for chain in site.chains:
-        transposed = transposed_by(chain.matmul.binding.value.args[1], uses)
-        if transposed is not None:
-            users = uses.users[transposed.binding.var]
-            if all(user.binding is not None and user.binding.var in removed for user in users):
-                removed.add(transposed.binding.var)
-    # All operands of the chains are bound before the last of their bindings.
-    last = max(chain_bindings, key=lambda position: position.at).binding.var
-    replacements: dict[Any, list[relax.Binding]] = {variable: [] for variable in removed}
-    replacements[last] = _Pipeline(site, chunks, streams, uses).build()
-    return replacements
 
 
 class _GatherCandidates:
@@ -190,44 +274,44 @@ class _GatherCandidates:
         self.outcomes: list[tuple[str, Candidate | NotOverlappableError]] = []
         #: The candidate of each variable that a matmul chain binds.
         self._candidates: dict[Any, Candidate] = {}
-        #: The position of each rejected all-gather with the reason.
+        #: The event of each rejected all-gather with the reason.
         self._rejected: list[tuple[int, str]] = []
-        for position in uses.positions.values():
-            attrs = collective_of(position)
+        for step in uses.bound.values():
+            attrs = collective_of(step)
             if attrs is None or attrs.kind != "allgather" or not attrs.workers:
                 continue
-            name = name_of(position.binding.value.args[0])
+            name = name_of(step.value.args[0])
             try:
-                site = find_gather(position, attrs, int(attrs.workers), uses)
+                site = find_gather(step, attrs, int(attrs.workers), uses)
                 if attrs.uneven:
                     raise NotOverlappableError("its shards are uneven")
                 check_written(site, uses)
             except NotOverlappableError as error:
                 self.outcomes.append((name, error))
                 reason = f"; the preceding all-gather of {name} cannot be pipelined: {error}"
-                self._rejected.append((position.at, reason))
+                self._rejected.append((step.entry, reason))
                 continue
             self.outcomes.append((name, site))
-            self._candidates |= {bound.binding.var: site for bound in _chain_bindings(site)}
+            self._candidates |= {bound.var: site for bound in _chain_bindings(site)}
 
     def candidate(self, marked: relax.Expr) -> Candidate:
         """Return the candidate that computes a marked value; raise the reason if there is none."""
-        position = self._uses.positions.get(marked) if isinstance(marked, relax.Var) else None
-        if position is None or position.binding.var not in self._candidates:
+        step = self._uses.binding_of(marked)
+        if step is None or step.var not in self._candidates:
             before = len(self._rejected)
-            if position is not None:
-                before = bisect_left(self._rejected, (position.at, ""))
+            if step is not None:
+                before = bisect_left(self._rejected, (step.entry, ""))
             cause = self._rejected[before - 1][1] if before else ""
             raise NotOverlappableError(f"it is not a matmul of a gathered tensor{cause}")
-        return self._candidates[position.binding.var]
+        return self._candidates[step.var]
 
 
-def _chain_bindings(site: Candidate) -> list[Position]:
+def _chain_bindings(site: Candidate) -> list[Step]:
     """Return the bindings of the matmuls and their epilogues."""
-    return [position for chain in site.chains for position in (chain.matmul, *chain.epilogue)]
+    return [step for chain in site.chains for step in (chain.matmul, *chain.epilogue)]
 
 
-def _one_chunk_per_index(site: Candidate, axis: int) -> list[Chunk]:
+def _one_chunk_per_index(site: Candidate, axis: int) -> Chunks:
     """Return a chunk for each index along an axis; raise an error if chunks are not contiguous."""
     shape, gathered = site.input_layout.shape, site.input_layout.axis
     between = [constant(extent) for extent in shape[1:gathered]]
@@ -237,13 +321,14 @@ def _one_chunk_per_index(site: Candidate, axis: int) -> list[Chunk]:
             "contiguous; put the axes of chunks and of ranks first in the tensor, in this order"
         )
     chunks = constant(shape[0])
-    if not chunks:
-        number = shape[0] if chunks is None else 0
-        raise NotOverlappableError(f"the number of chunks is {number}; expected a constant above 0")
+    if chunks == 0:
+        raise NotOverlappableError("the number of chunks is 0; expected 1 or more")
+    if chunks is None or is_looped(chunks):
+        return (EqualChunks(shape[0], lambda block: Chunk(block, 0, site.rows), site.rows),)
     return [Chunk(block, 0, site.rows) for block in range(chunks)]
 
 
-def _split_rows(site: Candidate, chunks: int) -> list[Chunk]:
+def _split_rows(site: Candidate, chunks: int) -> Chunks:
     """Return the rows of a rank in about `chunks` chunks; raise an error if sizes are unknown."""
     if site.ranks == 1:
         raise NotOverlappableError("its team has one rank")
@@ -252,18 +337,39 @@ def _split_rows(site: Candidate, chunks: int) -> list[Chunk]:
     sizes = [site.rows, *(layout.row_bytes for layout in site.layouts)]
     if any(constant(size) is None for size in sizes):
         raise NotOverlappableError("the size of its chunks is unknown")
-    return chunks_of(site, chunks)
+    pieces = chunks_of(site, chunks)
+    blocks = site.input_layout.blocks
+    rows, per_block = pieces[0].rows, len(pieces) // blocks
+    last = pieces[-1]
+    if not is_looped(len(pieces)):
+        return pieces
+    number = per_block - (last.rows != rows)  #: of chunks of equal size in a block
+
+    def chunk_at(index: Any) -> Chunk:
+        block, position = tirx.floordiv(index, number), tirx.floormod(index, number)
+        return Chunk(simplified(block), simplified(position * rows), rows)
+
+    equal = [EqualChunks(blocks * number, chunk_at, rows)] if number else []
+    if last.rows != rows:
+        equal.append(EqualChunks(blocks, lambda b: Chunk(b, last.start, last.rows), last.rows))
+    return tuple(equal)
 
 
-class _Pipeline:
-    """Builds the bindings of a pipelined gather."""
+class _Pipeline(GatherSteps):
+    """Builds the bindings of a pipelined gather whose chunks are unrolled."""
 
-    def __init__(self, site: Candidate, chunks: list[Chunk], streams: int, uses: Uses) -> None:
-        self._site, self._ranks, self._uses = site, site.ranks, uses
+    def __init__(
+        self,
+        site: Candidate,
+        chunks: list[Chunk],
+        streams: int,
+        uses: Uses,
+        *,
+        compute_streams: bool,
+    ) -> None:
+        super().__init__(site, uses)
         self._chunks, self._streams = chunks, min(streams, len(chunks))
-        self._out = BindingBuilder(site)
-        #: The extents of a row.
-        self._row_shape = site.input_layout.shape[site.input_layout.axis + 1 :]
+        self._computed_on = self._compute_streams(self._streams, used=compute_streams)
 
     def build(self) -> list[relax.Binding]:
         """Return the bindings."""
@@ -272,14 +378,17 @@ class _Pipeline:
         requests: list[relax.Var] = []
         results: list[list[relax.Expr]] = [[] for _ in self._site.chains]
         positions: list[list[Any]] = [[] for _ in self._site.chains]
+        self._computed_on.fork()
         for index, chunk in enumerate(self._chunks):
             for ahead in range(len(requests), min(index + self._streams, len(self._chunks))):
                 # Each chunk gets a new view of its slot, so that no pass merges the matmuls of
                 # chunks that use the same slot.
                 next_chunk = self._chunks[ahead]
+                self._computed_on.use(ahead)
                 total = next_chunk.rows * self._ranks
                 rows.append(self._view_rows(*slots[ahead % self._streams], total))
                 requests.append(self._start(next_chunk, rows[ahead]))
+            self._computed_on.use(index)
             self._out.emit("_", comm.wait(requests[index]))
             for k, chain in enumerate(self._site.chains):
                 chunk_results = self._multiply(chain, rows[index], chunk)
@@ -287,6 +396,7 @@ class _Pipeline:
                 positions[k] += self._positions(
                     self._site.output_layouts[k], chunk, len(chunk_results)
                 )
+        self._computed_on.join()
         for k, chain in enumerate(self._site.chains):
             self._out.assemble(chain.last, positions[k], results[k])
         return self._out.take()
@@ -295,76 +405,9 @@ class _Pipeline:
         """Return the slots that chunks are gathered into, each a tensor and its first row."""
         most = max((chunk.rows for chunk in self._chunks), key=lambda rows: constant(rows) or 0)
         rows = most * self._ranks
-        if tvm.sym.Analyzer().can_prove_equal(
+        if Analyzer().can_prove_equal(
             tirx.floormod(rows * self._site.input_layout.row_bytes, KERNEL_ALIGNMENT), 0
         ):
             buffer = self._empty([self._streams, rows, *self._row_shape])
             return [(buffer, rows * k) for k in range(self._streams)]
         return [(self._empty([1, rows, *self._row_shape]), 0) for _ in range(self._streams)]
-
-    def _empty(self, shape: list[Any]) -> relax.Var:
-        ty = relax.TensorType(shape, self._site.input_layout.dtype)
-        return self._out.emit("gathered", alloc(relax.ShapeExpr(ty.shape.values), ty, 0, "global"))
-
-    def _start(self, chunk: Chunk, out: relax.Expr) -> relax.Var:
-        """Start the gather of a chunk; return the request."""
-        site, attrs = self._site, self._site.attrs
-        start = (site.rows * chunk.block + chunk.start) * _count(self._row_shape)
-        own = self._out.emit("rows", comm.view(site.operand, start, [chunk.rows, *self._row_shape]))
-        workers = attrs.workers if isinstance(attrs.team, str) else None
-        gather = comm.allgather(own, team=attrs.team, workers=workers, backend=attrs.backend)
-        return self._out.emit("request", comm.start(gather, out))
-
-    def _view_rows(self, tensor: relax.Expr, start: Any, rows: Any) -> relax.Var:
-        """Return a view of `rows` rows of a tensor from row `start` on, in the matmul's shape."""
-        shape = [
-            *([1] * self._site.input_layout.axis),
-            rows,
-            *tensor.ty.shape.ty.values[-len(self._row_shape) :],
-        ]
-        last = shape[self._site.input_layout.axis + 1 :]
-        return self._out.emit("rows", comm.view(tensor, start * _count(last), shape))
-
-    def _multiply(self, chain: MatmulChain, rows: relax.Expr, chunk: Chunk) -> list[relax.Var]:
-        """Return the results for the rows of a chunk: one, or one for each rank."""
-        # The rows of all ranks are contiguous in the result if the chunk has all rows of a block.
-        if tvm.sym.Analyzer().can_prove_equal(chunk.rows, self._site.rows):
-            return [self._apply_chain(chain, rows)]
-        starts = [chunk.rows * rank for rank in range(self._ranks)]
-        if chunk.rows * self._site.input_layout.row_bytes % KERNEL_ALIGNMENT == 0:
-            per_rank = [self._view_rows(rows, start, chunk.rows) for start in starts]
-            return [self._apply_chain(chain, rank_rows) for rank_rows in per_rank]
-        result = self._apply_chain(chain, rows)
-        return [self._view_rows(result, start, chunk.rows) for start in starts]
-
-    def _positions(self, layout: RowLayout, chunk: Chunk, count: int) -> list[Any]:
-        """Return shift, stride and start of each of a chunk's `count` results among all rows."""
-        blocks = [chunk.block * self._ranks + rank for rank in range(count)]
-        starts = [(self._site.rows * block + chunk.start) * layout.row_bytes for block in blocks]
-        return [number for start in starts for number in (0, 0, start)]
-
-    def _apply_chain(self, chain: MatmulChain, rows: relax.Expr) -> relax.Var:
-        """Return the result of a chain for some rows; a transpose of its matrix is repeated."""
-        left, right = chain.matmul.binding.value.args
-        replaced = {left: rows}
-        transposed = transposed_by(right, self._uses)
-        if transposed is not None:
-            replaced[right] = self._out.emit(str(right.name), transposed.binding.value)
-        for position in (chain.matmul, *chain.epilogue):
-            value, variable = position.binding.value, position.binding.var
-            args = [replaced.get(x, x) if isinstance(x, relax.Var) else x for x in value.args]
-            call = relax.Call(value.op, args, value.attrs, list(value.ty_args), value.span)
-            rows = replaced[variable] = self._out.emit(str(variable.name), call)
-        return rows
-
-
-def transposed_by(matrix: relax.Expr, uses: Uses) -> Position | None:
-    """Return the binding of the transpose that computes a matrix, None if there is none."""
-    position = uses.positions.get(matrix) if isinstance(matrix, relax.Var) else None
-    return position if position is not None and binds(position, "relax.permute_dims") else None
-
-
-def _count(extents: Sequence[Any]) -> Any:
-    """Return the product of extents."""
-    numbers = [constant(extent) for extent in extents]
-    return prod(e if n is None else n for e, n in zip(extents, numbers, strict=True))

@@ -42,13 +42,14 @@ enum Operation : uint32_t {
   kAllReduce,
   kReduceScatter,
   kReduce,
-  kAllReduceRms,
-  kAllReduceLayer,
+  kAllReduceRmsNorm,
+  kAllReduceLayerNorm,
   kAllGather,
   kBroadcast,
   kScatter,
   kGather,
   kAllToAll,
+  kRaggedAllToAll,
   kPermute,
   kSend,
   kExpose,
@@ -97,7 +98,16 @@ constexpr uint32_t KindOf(uint32_t mode) { return mode & 0xff; }
 constexpr uint32_t FlagsOf(uint32_t mode) { return mode >> 16 & 0xff; }
 
 /*! \brief ReduceKind of core/element_type_and_reduce_kind.h. */
-enum Kind : uint32_t { kSum = 0, kProd = 1, kMin = 2, kMax = 3, kAvg = 4 };
+enum Kind : uint32_t {
+  kSum = 0,
+  kProd = 1,
+  kMin = 2,
+  kMax = 3,
+  kAvg = 4,
+  kBand = 5,
+  kBor = 6,
+  kBxor = 7
+};
 
 /*! \brief The types of weights, biases and results of norms. */
 enum FloatType : uint32_t { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2 };

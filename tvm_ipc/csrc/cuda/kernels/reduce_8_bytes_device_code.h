@@ -20,6 +20,18 @@ namespace kernels {
 template <typename Type, typename Function>
 TVM_IPC_DEVICE void WithOperation(uint32_t kind, const Function& function) {
   using Scalar = typename Type::Scalar;
+  if constexpr (!Type::kFloating && !Type::kTruth) {
+    switch (kind) {
+      case kBand:
+        return function([](Scalar a, Scalar x) { return a & x; });
+      case kBor:
+        return function([](Scalar a, Scalar x) { return a | x; });
+      case kBxor:
+        return function([](Scalar a, Scalar x) { return a ^ x; });
+      default:
+        break;
+    }
+  }
   if (Type::kTruth) kind = kind == kSum ? kMax : kind == kProd ? kMin : kind;
   switch (kind) {
     case kProd:
