@@ -406,7 +406,7 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
         "blas/matmul_packed_function.cc",
         "blas/matmul_packed_function.h",
         "blas/tensor_view.h",
-        "blas/tvm_thread_pool.cc",
+        "blas/kernel_threads.cc",
         "engine/serve_mpi_for_node_agent.h",
     }
     # Folders without TVM are compiled as a whole, but for these.
@@ -417,7 +417,7 @@ def test_native_code_knows_tvm_only_where_it_must() -> None:
     assert set(listed.split()) == {
         "blas/attention_packed_function.cc",
         "blas/batch_attention_packed_function.cc",
-        "blas/tvm_thread_pool.cc",
+        "blas/kernel_threads.cc",
         "blas/matmul_packed_function.cc",
         "engine/serve_mpi_for_node_agent.cc",
     }

@@ -151,8 +151,8 @@ TUPLE_GETITEM: Final = "vm.builtin.tuple_getitem"
 REGISTERED_TYPE_KEYS: Final = "ffi.GetRegisteredTypeKeys"
 LLVM_CPU_FEATURES: Final = "target.llvm_get_cpu_features"
 HOST_CPU_FEATURES: Final = "tvm.codegen.llvm.GetHostCPUFeatures"
-#: Functions that the native library calls. The second sets the number of threads of a worker.
-CALLED_BY_NATIVE_LIBRARY: Final = (EMPTY, "runtime.config_threadpool")
+#: Functions that the native library calls.
+CALLED_BY_NATIVE_LIBRARY: Final = (EMPTY,)
 #: Python functions that Disco's controller or workers look up by name. They are missing if the
 #: import of Disco failed.
 DISCO_FUNCTIONS: Final = (

@@ -8,19 +8,17 @@
 
 #include <cstdint>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "blas/kernels_complementing_blas.h"
+#include "core/thread_pool.h"
 
 namespace tvm_ipc {
 
 inline int ThreeThreads() { return 3; }
 
-inline void RunThreads(int tasks, void (*body)(int, void*), void* data) {
-  std::vector<std::thread> threads;
-  for (int task = 0; task < tasks; ++task) threads.emplace_back(body, task, data);
-  for (std::thread& thread : threads) thread.join();
+inline void RunThreads(int threads, int tasks, void (*body)(int, void*), void* data) {
+  ThreadPool::OfThread().Run(threads, tasks, body, data);
 }
 
 /*! \brief Exactly as much memory as the elements take, of values that every type holds. */

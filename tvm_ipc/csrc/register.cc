@@ -15,6 +15,7 @@
 #include "backends.h"
 #include "blas/attention_packed_function.h"
 #include "blas/batch_attention_packed_function.h"
+#include "blas/kernel_threads.h"
 #include "blas/matmul_packed_function.h"
 #include "constants_repeated_in_python.h"
 #include "core/atfork_descriptors.h"
@@ -239,6 +240,7 @@ void RegisterBackend(const Backend* backend) {
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
+  ReplaceThreadsOfTvm();
   for (const Backend* backend : Backends()) RegisterBackend(backend);
   RegisterCollectives();
   Define<Plain<CompiledCcl>>("runtime.disco.compiled_ccl");

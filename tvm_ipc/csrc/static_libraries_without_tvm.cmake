@@ -11,7 +11,7 @@ find_package(Threads REQUIRED)
 # The sources of these folders that depend on TVM.
 set(TVM_IPC_SOURCES_WITH_TVM
   blas/attention_packed_function.cc blas/batch_attention_packed_function.cc
-  blas/matmul_packed_function.cc blas/tvm_thread_pool.cc
+  blas/matmul_packed_function.cc blas/kernel_threads.cc
   engine/serve_mpi_for_node_agent.cc)
 
 # Results must be identical on all machines, so the compiler may not fuse multiplications and

@@ -42,7 +42,7 @@ int AttentionTasks(double multiplications, const Threads& threads);
 template <typename Job, void (Job::*run)()>
 void RunOnThreads(const Threads& threads, int tasks, Job* job) {
   if (tasks <= 1) return (job->*run)();
-  threads.run(tasks, [](int, void* data) { (static_cast<Job*>(data)->*run)(); }, job);
+  threads.run(tasks, tasks, [](int, void* data) { (static_cast<Job*>(data)->*run)(); }, job);
 }
 
 }  // namespace tvm_ipc

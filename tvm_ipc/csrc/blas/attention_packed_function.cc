@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "blas/attention_multi_thread.h"
+#include "blas/kernel_threads.h"
 #include "blas/tensor_view.h"
 
 namespace tvm_ipc {
@@ -132,7 +133,7 @@ void CpuAttention(ffi::PackedArgs args, ffi::Any* result) {
     }
     SetBias(bias, shape, &batch);
   }
-  Attend(batch, kTvmThreads);
+  Attend(batch, kKernelThreads);
   *result = nullptr;
 }
 

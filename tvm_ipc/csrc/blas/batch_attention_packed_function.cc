@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "blas/attention_multi_thread.h"
+#include "blas/kernel_threads.h"
 #include "blas/scratch_memory.h"
 #include "blas/select_instruction_set.h"
 #include "blas/tensor_view.h"
@@ -190,8 +191,8 @@ void CpuBatchAttention(ffi::PackedArgs args, ffi::Any* result) {
   }
   BatchJob job{kernels, rows.data(), a, q, k, v, out, batch * k.heads};
   const double work = static_cast<double>(total) * q.heads * (a.depth + a.value_depth);
-  const int64_t tasks = std::min<int64_t>(AttentionTasks(work, kTvmThreads), job.units);
-  RunOnThreads<BatchJob, &BatchJob::RunUnits>(kTvmThreads, static_cast<int>(tasks), &job);
+  const int64_t tasks = std::min<int64_t>(AttentionTasks(work, kKernelThreads), job.units);
+  RunOnThreads<BatchJob, &BatchJob::RunUnits>(kKernelThreads, static_cast<int>(tasks), &job);
   *result = nullptr;
 }
 

@@ -16,6 +16,9 @@ namespace {
 // every weight is used once per row.
 constexpr double kWorkPerThread = 4e6;
 constexpr double kBytesPerThread = 1e6;
+// Threads claim tasks of half of this work or more, so that a delayed thread delays one of them.
+constexpr int kTasksPerThread = 4;
+
 /*! \brief Fold batch dimensions into the rows of one matrix, where the rows of a follow each other
  *         in memory and are multiplied by the same b. */
 void FoldBatch(Product* p) {
@@ -71,9 +74,9 @@ struct Job {
   const BlasLibrary& blas;
   const Product& product;
   int64_t places;
-  int64_t pieces;  // of each matrix of the batch
   bool by_rows;
-  int tasks;
+  int64_t pieces = 1;  // of each matrix of the batch
+  int64_t tasks = 1;
 
   /*! \brief Return where piece `index` of `pieces` begins: a multiple that suits the kernels. */
   int64_t Cut(int64_t size, int64_t index) const {
@@ -83,10 +86,10 @@ struct Job {
     return (size * index / pieces) / kGrain * kGrain;
   }
 
-  void Run(int task) const {
+  void RunTask(int64_t task) const {
     const int64_t units = places * pieces;
-    const int64_t end = tasks == 1 ? units : units * (task + 1) / tasks;
-    for (int64_t unit = tasks == 1 ? 0 : units * task / tasks; unit < end; ++unit) RunUnit(unit);
+    const int64_t end = units * (task + 1) / tasks;
+    for (int64_t unit = units * task / tasks; unit < end; ++unit) RunUnit(unit);
   }
 
   void RunUnit(int64_t unit) const {
@@ -145,23 +148,18 @@ void Multiply(const BlasLibrary& blas, Product* product, const Threads& threads)
   int64_t places = 1;
   for (int d = 0; d < p.batch_dims; ++d) places *= p.batch[d];
   if (places == 0 || p.m == 0 || p.n == 0) return;
-  Job job{blas, p, places, 1, p.m > p.n, 1};
+  Job job{blas, p, places, p.m > p.n};
   // Memory bandwidth limits products of few rows, multiplications those of many.
   const double products = static_cast<double>(places) * p.m * p.n * p.k;
   const double bytes = static_cast<double>(places) * p.n * p.k * SizeOf(p.type);
   const double worth = std::max(products / kWorkPerThread, bytes / kBytesPerThread);
-  if (worth >= 2) {
-    job.tasks = static_cast<int>(std::min<double>(threads.count(), worth));
-    if (places < 4 * job.tasks) job.pieces = job.tasks;
-  }
-  if (job.tasks <= 1) {
-    job.tasks = 1;
-    job.pieces = 1;
-    job.Run(0);
-    return;
-  }
+  const int used = worth < 2 ? 1 : static_cast<int>(std::min<double>(threads.count(), worth));
+  if (used == 1) return job.RunTask(0);
+  job.tasks = used * static_cast<int64_t>(std::clamp<double>(2 * worth / used, 1, kTasksPerThread));
+  if (places < job.tasks) job.pieces = (job.tasks + places - 1) / places;
   threads.run(
-      job.tasks, [](int task, void* data) { static_cast<const Job*>(data)->Run(task); }, &job);
+      used, static_cast<int>(job.tasks),
+      [](int task, void* data) { static_cast<const Job*>(data)->RunTask(task); }, &job);
 }
 
 }  // namespace tvm_ipc

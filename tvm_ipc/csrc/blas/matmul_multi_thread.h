@@ -44,10 +44,10 @@ struct Product {
   MatrixBatch operands[kMaxSteps];  // of the steps that have one; strides of 0 broadcast
 };
 
-/*! \brief Thread pool: `run` calls `body(task, data)` for each task, on as many threads. */
+/*! \brief Thread pool: `run` calls `body(task, data)` for each task, on up to `threads` threads. */
 struct Threads {
   int (*count)();
-  void (*run)(int tasks, void (*body)(int task, void* data), void* data);
+  void (*run)(int threads, int tasks, void (*body)(int task, void* data), void* data);
 };
 
 /*!

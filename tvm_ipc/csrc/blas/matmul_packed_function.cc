@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <string>
 
+#include "blas/kernel_threads.h"
 #include "blas/matmul_multi_thread.h"
 #include "blas/select_instruction_set.h"
 #include "blas/tensor_view.h"
@@ -156,7 +157,7 @@ void BlasMatmul(ffi::PackedArgs args, ffi::Any* result) {
     }
   }
   if (next != args.size() - 1) Refuse(args.size() - 1 - next, " operands are left over");
-  Multiply(library, &p, kTvmThreads);
+  Multiply(library, &p, kKernelThreads);
   *result = nullptr;
 }
 
@@ -164,7 +165,7 @@ ffi::String BlasInfo() {
   ffi::json::Object json;
   json.Set("library", ffi::String(Library().config));
   json.Set("kernels", ffi::String(BlasInstructionSet()));
-  json.Set("threads", MaxTvmThreads());
+  json.Set("threads", MaxKernelThreads());
   return ffi::json::Stringify(json);
 }
 

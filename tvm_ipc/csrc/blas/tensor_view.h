@@ -89,9 +89,5 @@ struct View {
   }
 };
 
-/*! \brief The thread pool that TVM's kernels use, and its most threads, without starting it. */
-extern const Threads kTvmThreads;
-int MaxTvmThreads();
-
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_BLAS_TENSOR_VIEW_H_

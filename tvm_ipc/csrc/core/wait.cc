@@ -58,6 +58,27 @@ void OrderAllThreads() {
   if (IsRegistered()) syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
 }
 
+/*!
+ * \brief How often a thread checks a word before it sleeps. Peers on the same core, because another
+ *        program uses theirs, cannot answer before it sleeps: then it soon sleeps at once.
+ */
+struct Patience {
+  uint32_t spins = ~0u, yields = ~0u;
+
+  WaitPolicy Limit(const WaitPolicy& policy) const {
+    return {std::min(policy.spins, spins), std::min(policy.yields, yields)};
+  }
+  void Grow() {
+    spins = spins > ~0u / 2 ? ~0u : 2 * spins;
+    yields = yields > ~0u / 2 ? ~0u : 2 * yields + 1;
+  }
+  void Shrink(const WaitPolicy& used) {
+    spins = std::max(kHotSpins, used.spins / 2);
+    yields = used.yields / 2;
+  }
+};
+thread_local Patience patience;
+
 void WakeSleepers(const std::atomic<uint32_t>& word, const std::atomic<uint32_t>& sleepers) {
   if (sleepers.load(std::memory_order_seq_cst) != 0) WakeAll(word);
 }
@@ -93,16 +114,24 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
   // The word takes precedence over abort: a completed step counts as completed. So it is checked
   // again after abort was seen, since a rank may publish a step and fail afterwards.
   auto aborted = [&] { return abort.load(std::memory_order_acquire) != 0 && !reached(); };
-  for (uint32_t i = 0; i < policy.spins; ++i) {
-    if (reached()) return WaitResult::kReached;
+  using Clock = std::chrono::steady_clock;
+  const WaitPolicy limit = patience.Limit(policy);
+  for (uint32_t i = 0; i < limit.spins; ++i) {
+    if (reached()) {
+      patience.Grow();
+      return WaitResult::kReached;
+    }
     if (i >= kHotSpins) Pause();
   }
-  for (uint32_t i = 0; i < policy.yields; ++i) {
-    if (reached()) return WaitResult::kReached;
+  for (uint32_t i = 0; i < limit.yields; ++i) {
+    if (reached()) {
+      patience.Grow();
+      return WaitResult::kReached;
+    }
     if (aborted()) return WaitResult::kAborted;
     sched_yield();
   }
-  using Clock = std::chrono::steady_clock;
+  patience.Shrink(limit);
   Clock::time_point last_check = Clock::now();
   Clock::time_point end = last_check + deadline;
   while (true) {

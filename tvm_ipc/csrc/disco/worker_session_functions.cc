@@ -3,7 +3,6 @@
 #include "disco/worker_session_functions.h"
 
 #include <fcntl.h>
-#include <sched.h>
 #include <tvm/ffi/container/array.h>
 #include <tvm/runtime/disco/disco_worker.h>
 #include <unistd.h>
@@ -339,27 +338,7 @@ void EmulateLink(double latency, double bandwidth, double jitter) {
   RequireRank().link().Set(latency, bandwidth, jitter);
 }
 
-void SetThreads(int threads) {
-  if (threads == 1) {
-    // No thread pool at all: its threads would spin on cores that ranks need, and the worker would
-    // wait for them when it ends.
-    tvm::runtime::threading::SetMaxConcurrency(1);
-    return;
-  }
-  // By default TVM binds a thread that runs kernels to the first `threads` cores of the machine,
-  // every worker to the same ones. Let them move over all cores that this process may use.
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) {  // some sandboxes refuse it
-    for (long core = 0; core < sysconf(_SC_NPROCESSORS_ONLN); ++core) CPU_SET(core, &set);
-  }
-  ffi::Array<ffi::String> cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(std::to_string(core));
-  }
-  constexpr int kShareAllCores = -3;
-  ffi::Function::GetGlobalRequired("runtime.config_threadpool")(kShareAllCores, threads, cores);
-}
+void SetThreads(int threads) { tvm::runtime::threading::SetMaxConcurrency(threads); }
 
 ffi::Function GetFunction(ffi::Module module, ffi::String name) {
   auto function = module->GetFunction(name, /*query_imports=*/true);
