@@ -141,6 +141,7 @@ NAMED_ELSEWHERE = {
     ("blas/matmul_packed_function.cc", '"tvm_ipc.blas.find"'),  # Python's
     ("blas/matmul_packed_function.cc", '"tvm_ipc.blas.matmul"'),  # in errors
     ("blas/attention_packed_function.cc", '"tvm_ipc.blas.attention"'),  # in errors
+    ("blas/attention_packed_function.cc", '"tvm_ipc.blas.attention_of_sequences"'),  # in errors
     ("blas/batch_attention_packed_function.cc", '"tvm_ipc.blas.batch_attention"'),  # in errors
     ("disco/worker_session_functions.cc", '"runtime.disco.empty"'),  # TVM's
 }

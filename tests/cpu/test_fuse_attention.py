@@ -119,6 +119,93 @@ def test_window_and_bias() -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
 
 
+# ---- sequences of different lengths ---------------------------------------------------------
+
+
+def sequences_program(
+    queries: int, keys: int, groups: int, count: int, dtype: str = "float32", **attrs: Any
+) -> tvm.IRModule:
+    """Return a program of `R.nn.attention_var_len`."""
+    builder = relax.BlockBuilder()
+    shapes = {"q": (1, queries, 4, 16), "k": (1, keys, groups, 16), "v": (1, keys, groups, 16)}
+    params = [relax.Var(name, R.Tensor(shape, dtype)) for name, shape in shapes.items()]
+    starts = [relax.Var(name, R.Tensor((count + 1,), "int32")) for name in ("sq", "sk")]
+    longest = [relax.const(queries, "int32"), relax.const(keys, "int32")]
+    q, k, v = params
+    with builder.function("main", [*params, *starts]):
+        with builder.dataflow():
+            call = R.nn.attention_var_len(
+                q, k, v, starts[0], longest[0], starts[1], longest[1], **attrs
+            )
+            result = builder.emit_output(call)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def cumulated(lengths: list[int]) -> np.ndarray:
+    return np.cumsum([0, *lengths], dtype="int32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("attrs", "window"),
+    [
+        ({}, None),
+        ({"causal_mask": "TopLeft"}, 1000),
+        ({"causal_mask": "BottomRight"}, 1000),
+        ({"causal_mask": "BottomRight", "window_size": 5, "scale": 0.5}, 5),
+    ],
+)
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [([3, 1, 70], [5, 64, 130]), ([4], [4]), ([1, 0, 2], [1, 3, 2]), ([], [])],
+)
+def test_sequences(
+    dtype: str,
+    attrs: dict[str, Any],
+    expects_window: int | None,
+    queries: list[int],
+    keys: list[int],
+) -> None:
+    mod = sequences_program(sum(queries), sum(keys), 2, len(queries), dtype, **attrs)
+    fused = FuseAttention()(mod)
+    assert operators(fused) == ["tvm_ipc.blas.attention_of_sequences"]
+    q, k, v = (
+        random((1, tokens, heads, 16), dtype, seed)
+        for seed, (tokens, heads) in enumerate([(sum(queries), 4), (sum(keys), 2), (sum(keys), 2)])
+    )
+    found = run(fused, [q, k, v, cumulated(queries), cumulated(keys)]).astype("float64")
+    expected = np.empty(found.shape)
+    for index, (n, t) in enumerate(zip(queries, keys, strict=True)):
+        rows = slice(cumulated(queries)[index], cumulated(queries)[index + 1])
+        columns = slice(cumulated(keys)[index], cumulated(keys)[index + 1])
+        offset = t - n if attrs.get("causal_mask") == "BottomRight" else 0
+        distance = np.arange(t)[None] - np.arange(n)[:, None] - offset
+        allowed = (distance <= 0) & (distance > -(window or 0)) | (window is None)
+        expected[:, rows] = attention(
+            *(x.swapaxes(1, 2) for x in (q[:, rows], k[:, columns], v[:, columns])),
+            scale=attrs.get("scale", 0.25),
+            bias=np.where(allowed, 0, -np.inf),
+        ).swapaxes(1, 2)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ([0, 5, 3, 8], r"query_starts\[2\] is 3; sequences begin at 0 and follow each other"),
+        ([0, 3, 5, 7], "query_starts is from 0 to 7; it must be from 0 to 8, the number of tokens"),
+        ([1, 3, 5, 8], "query_starts is from 1 to 8; it must be from 0"),
+        ([-1, 3, 5, 8], r"query_starts\[0\] is -1"),
+    ],
+)
+def test_wrong_starts_are_refused(starts: list[int], message: str) -> None:
+    fused = FuseAttention()(sequences_program(8, 8, 2, 3))
+    inputs = [random((1, 8, heads, 16), "float32", heads) for heads in (4, 2, 2)]
+    with pytest.raises(ValueError, match=message):
+        run(fused, [*inputs, np.array(starts, "int32"), np.array([0, 1, 2, 8], "int32")])
+
+
 # ---- matmuls and a softmax --------------------------------------------------------------------
 
 

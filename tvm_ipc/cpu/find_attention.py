@@ -42,7 +42,8 @@ _CPUS: Final = ("llvm", "c")
 _TOKENS_FIRST: Final = (0, 2, 1, 3)
 _PLAIN: Final = (0, 1, 2, 3)
 _CAUSAL: Final = {None: 0, "TopLeft": 1, "BottomRight": 2}
-_OPERATORS: Final = ("relax.nn.attention", "relax.nn.attention_bias")
+_OF_SEQUENCES: Final = "relax.nn.attention_var_len"
+_OPERATORS: Final = ("relax.nn.attention", "relax.nn.attention_bias", _OF_SEQUENCES)
 _SOFTMAX: Final = "relax.nn.softmax"
 _BEGINNINGS: Final = frozenset((*_OPERATORS, _SOFTMAX))
 
@@ -74,6 +75,8 @@ class Attention:
     causal: int = 0
     window: int = 0
     bias: Any = None
+    #: The starts of sequences in the queries and in the keys; none if each batch is a sequence.
+    starts: list[Any] = field(default_factory=list)
     #: Permutations and reshapes before operands, each with all that uses it.
     skipped: list[tuple[Step, list[Step]]] = field(default_factory=list)
     refusal: str = ""
@@ -143,12 +146,15 @@ def _may_be_attention(step: Step, scope: Scope) -> bool:
 def _read_operator(attention: Attention, scope: Scope) -> None:
     (step,) = attention.steps
     call = step.value
-    queries, keys, values, *bias = as_list(call.args)
+    queries, keys, values, *others = as_list(call.args)
     attention.queries = _look_through(attention, queries, _TOKENS_FIRST, scope)
     attention.keys = _look_through(attention, keys, _TOKENS_FIRST, scope)
     attention.values = _look_through(attention, values, _TOKENS_FIRST, scope)
     attention.out_axes = _TOKENS_FIRST
-    attention.bias = bias[0] if bias else None
+    if operator_of(call) == _OF_SEQUENCES:
+        attention.starts = others[:2]  # the lengths of the longest sequences follow
+    else:
+        attention.bias = others[0] if others else None
     attrs = call.attrs
     depth = _extents(queries.ty.shape)[3]
     if attrs.scale is not None:
@@ -383,8 +389,8 @@ def _check(attention: Attention, scope: Scope) -> None:
     if not _equal(*([extent] for extent in batch)):
         raise _NotAttentionError("the keys are broadcast along the batch")
     reads = [(operand.value, _bound_at(operand.value, scope)) for operand in attention.operands]
-    if attention.bias is not None:
-        reads.append((attention.bias, _bound_at(attention.bias, scope)))
+    others = [*attention.starts, *([] if attention.bias is None else [attention.bias])]
+    reads += [(value, _bound_at(value, scope)) for value in others]
     if not scope.may_move(reads, last.entry):
         raise _NotAttentionError("its inputs are written before its result is computed")
     for value, _ in reads:

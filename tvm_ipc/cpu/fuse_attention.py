@@ -16,7 +16,10 @@ from tvm_ipc.analysis.walk_and_rewrite_bindings import (
 )
 from tvm_ipc.cpu.find_attention import Attention, find_attention
 from tvm_ipc.packed_functions import pack_digits
-from tvm_ipc.packed_functions.program_function_declarations import ATTENTION
+from tvm_ipc.packed_functions.program_function_declarations import (
+    ATTENTION,
+    ATTENTION_OF_SEQUENCES,
+)
 from tvm_ipc.transform.module_pass import module_pass
 from tvm_ipc.transform.report import Decision, collecting, note
 
@@ -41,8 +44,9 @@ class FuseAttention:
     all queries of a block are skipped. Each query adds its keys in one order, whatever the number
     of threads and of other queries.
 
-    The pass takes `R.nn.attention` and `R.nn.attention_bias`, and attention that consists of
-    matmuls and a softmax: with heads that share keys and values, an additive mask, and a soft cap.
+    The pass takes `R.nn.attention`, `R.nn.attention_bias` and `R.nn.attention_var_len`, and
+    attention that consists of matmuls and a softmax: with heads that share keys and values, an
+    additive mask, and a soft cap.
     TVM compiles what the pass leaves; the report gives the reasons.
 
     Run the pass on the program of one rank, before `OffloadBLAS` and `LegalizeOps`.
@@ -107,7 +111,9 @@ def _call(attention: Attention) -> relax.Expr:
     tensors: list[Any] = [operand.value for operand in attention.operands]
     if attention.bias is not None:
         tensors.append(attention.bias)
-    return relax.call_dps_packed(ATTENTION.name, relax.Tuple([*numbers, *tensors]), last.var.ty)
+    name = (ATTENTION_OF_SEQUENCES if attention.starts else ATTENTION).name
+    arguments = relax.Tuple([*numbers, *tensors, *attention.starts])
+    return relax.call_dps_packed(name, arguments, last.var.ty)
 
 
 def _unused(fused: list[Attention]) -> list[Any]:

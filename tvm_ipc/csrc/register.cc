@@ -265,6 +265,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<CopyTensor>>("tvm_ipc.copy");
   Define<Variadic<BlasMatmul>>("tvm_ipc.blas.matmul");
   Define<Variadic<CpuAttention>>("tvm_ipc.blas.attention");
+  Define<Variadic<CpuAttentionOfSequences>>("tvm_ipc.blas.attention_of_sequences");
   Define<Variadic<CpuBatchAttention>>("tvm_ipc.blas.batch_attention");
   Define<Plain<BlasInfo>>("tvm_ipc.blas.info");
   Define<Plain<UseBlasKernels>>("tvm_ipc.blas.use_kernels");

@@ -26,5 +26,15 @@ namespace tvm_ipc {
  */
 void CpuAttention(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 
+/*!
+ * \brief The same for sequences that follow each other along the axis of tokens; the batch is 1.
+ *
+ * Arguments: (query_axes, key_axes, value_axes, out_axes, scale, softcap, causal, window, queries,
+ * keys, values, query_starts, key_starts, out). Sequence i has the queries from query_starts[i] to
+ * query_starts[i + 1], and likewise the keys; both are of int32, begin with 0 and end with the
+ * number of tokens. Throws ValueError if an argument is wrong.
+ */
+void CpuAttentionOfSequences(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
+
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_BLAS_ATTENTION_PACKED_FUNCTION_H_
