@@ -163,7 +163,7 @@ def cumulated(lengths: list[int]) -> np.ndarray:
 def test_sequences(
     dtype: str,
     attrs: dict[str, Any],
-    expects_window: int | None,
+    window: int | None,
     queries: list[int],
     keys: list[int],
 ) -> None:
