@@ -30,6 +30,8 @@ constexpr int kAttentionTile = Isa::kBytes == 64 ? 8 : 4;
 struct WidenedAttention {
   /*! \brief The elements of an operand that are multiplied and added at once. */
   static constexpr int64_t kTerms = 1;
+  /*! \brief Whether there is TransposeKeys, so that lanes are keys for few rows. */
+  static constexpr bool kTransposesKeys = false;
   static TVM_IPC_INLINE Floats Broadcast(const float* p) { return Splat(*p); }
   static TVM_IPC_INLINE Floats Add(Floats sum, Floats a, Floats b) { return sum + a * b; }
   /*! \brief Store a query: terms that follow each other are along the depth. */
@@ -116,12 +118,12 @@ constexpr int64_t kFewAttentionRows = 4;
 
 /*!
  * \brief sums[i] += sum over k of values[k * depth + i] * weights[k], as AttentionMatmul computes
- *        it for one row, whose sums and weights are kBlockLanes elements apart. The bits are the
- *        same, for each sum adds the same products in the same order.
+ *        it for one row, whose sums are kBlockLanes elements apart, and its weights `next`. The
+ * bits are the same, for each sum adds the same products in the same order.
  */
 template <typename Terms>
 void AddValuesOfRow(const float* values, int64_t depth, int64_t count, const float* weights,
-                    float* sums) {
+                    int64_t next, float* sums) {
   constexpr int kVectors = 4;
   constexpr int64_t kStep = kVectors * kLanes;
   int64_t i = 0;
@@ -134,7 +136,7 @@ void AddValuesOfRow(const float* values, int64_t depth, int64_t count, const flo
       sum[v] = Format<kFloat32>::Load((const char*)(own + v * kLanes));
     }
     for (int64_t k = 0; k < count; ++k) {
-      const Floats weight = Terms::Broadcast(weights + k * kBlockLanes);
+      const Floats weight = Terms::Broadcast(weights + k * next);
       const float* from = values + k * depth + i;
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
@@ -155,7 +157,7 @@ void AddValuesOfRow(const float* values, int64_t depth, int64_t count, const flo
     Floats sum = Format<kFloat32>::Load((const char*)own);
     for (int64_t k = 0; k < count; ++k) {
       const Floats value = LoadPart<kFloat32>((const char*)(values + k * depth + i), width);
-      sum = Terms::Add(sum, value, Terms::Broadcast(weights + k * kBlockLanes));
+      sum = Terms::Add(sum, value, Terms::Broadcast(weights + k * next));
     }
     Format<kFloat32>::Store((char*)own, sum);
     for (int64_t j = 0; j < width; ++j) sums[(i + j) * kBlockLanes] = own[j];
@@ -292,12 +294,99 @@ void AttendBlock(const Attention& a, const AttentionRows& rows, const BlockMask&
   const int64_t steps = (count + Terms::kTerms - 1) / Terms::kTerms;
   if (rows.count <= kFewAttentionRows) {
     for (int64_t r = 0; r < rows.count; ++r) {
-      AddValuesOfRow<Terms>(values, a.value_depth, steps, scores + r, state.sums + r);
+      AddValuesOfRow<Terms>(values, a.value_depth, steps, scores + r, kBlockLanes, state.sums + r);
     }
   } else {
     AttentionMatmul<Terms, kVectors, true>(values, 1, a.value_depth, a.value_depth, steps, scores,
                                            1.0f, state.sums);
   }
+}
+
+/*!
+ * \brief AttendBlock for kRows rows, with the same bits; lanes are keys. `queries` has the packed
+ *        queries of one row after another, and keys are transposed, in rows of kAttentionKeys.
+ */
+template <typename Terms, int kRows>
+void AttendFewRows(const Attention& a, const AttentionRows& rows, const BlockMask& mask,
+                   int64_t key, const float* queries, const float* keys, const float* values,
+                   AttentionState state) {
+  constexpr int kVectors = kAttentionKeys / kLanes;
+  alignas(Isa::kBytes) float scores[kRows * kAttentionKeys], top[kLanes], sums[kLanes] = {};
+  alignas(Isa::kBytes) float factors[kBlockLanes], packed[kRows * kAttentionKeys];
+  auto load = [](const float* p) { return Format<kFloat32>::Load((const char*)p); };
+  auto store = [](float* p, Floats v) { Format<kFloat32>::Store((char*)p, v); };
+  const int64_t terms = (a.depth + Terms::kTerms - 1) / Terms::kTerms, count = mask.count;
+  const float scale = a.softcap > 0 ? a.scale : a.scale * kLog2E;
+  Floats dots[kRows][kVectors] = {};
+  for (int64_t k = 0; k < terms; ++k) {
+    Floats of_keys[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) of_keys[v] = load(keys + k * kAttentionKeys + v * kLanes);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Floats query = Terms::Broadcast(queries + r * terms + k);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) dots[r][v] = Terms::Add(dots[r][v], of_keys[v], query);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) {
+      Floats score = dots[r][v] * scale;
+      if (a.softcap > 0) score = Tanh(score / a.softcap) * (a.softcap * kLog2E);
+      store(scores + r * kAttentionKeys + v * kLanes, score);
+    }
+  }
+  mask.ApplyToRows(a, rows, key, scores);
+  // Lanes of `top`, `sums` and `factors` are rows; those without a row keep the state of no keys.
+  const Floats lowest = Splat(-__builtin_inff()), zero = {};
+  const Floats before = load(state.most);
+  store(top, before);
+  for (int r = 0; r < kRows; ++r) {
+    Floats most = load(scores + r * kAttentionKeys);
+    for (int v = 1; v < kVectors; ++v) {
+      const Floats score = load(scores + r * kAttentionKeys + v * kLanes);
+      most = score > most ? score : most;
+    }
+    for (int i = 0; i < kLanes; ++i) top[r] = most[i] > top[r] ? most[i] : top[r];
+  }
+  const Floats from = load(top) == lowest ? zero : load(top);
+  for (int r = 0; r < kRows; ++r) {
+    float* const row = scores + r * kAttentionKeys;
+    for (int v = 0; v < kVectors; v += Terms::kTerms) {
+      Floats weights[Terms::kTerms];
+      for (int64_t i = 0; i < Terms::kTerms; ++i) {
+        weights[i] = Exp2OrZero(load(row + (v + i) * kLanes) - Splat(from[r]));
+        store(row + (v + i) * kLanes, weights[i]);
+      }
+      Terms::StoreWeightsOfKeys(packed + r * kAttentionKeys + v / Terms::kTerms * kLanes, weights);
+    }
+  }
+  for (int64_t t = 0; t < count; ++t) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) sums[r] += scores[r * kAttentionKeys + t];
+  }
+  const Floats factor = Exp2OrZero(before - from);
+  store(state.most, load(top));
+  store(state.total, load(state.total) * factor + load(sums));
+  store(factors, factor);
+  if (AnyLane(~(Ints)(before == load(top)))) ScaleSums<1>(a.value_depth, factors, state.sums);
+  const int64_t steps = (count + Terms::kTerms - 1) / Terms::kTerms;
+  for (int r = 0; r < kRows; ++r) {
+    AddValuesOfRow<Terms>(values, a.value_depth, steps, packed + r * kAttentionKeys, 1,
+                          state.sums + r);
+  }
+}
+
+template <typename Terms>
+void AttendFewRows(const Attention& a, const AttentionRows& rows, const BlockMask& mask,
+                   int64_t key, const float* queries, const float* keys, const float* values,
+                   AttentionState state) {
+  static_assert(kFewAttentionRows == 4, "of which there are cases");
+  auto* const attend = rows.count == 1   ? AttendFewRows<Terms, 1>
+                       : rows.count == 2 ? AttendFewRows<Terms, 2>
+                       : rows.count == 3 ? AttendFewRows<Terms, 3>
+                                         : AttendFewRows<Terms, 4>;
+  attend(a, rows, mask, key, queries, keys, values, state);
 }
 
 /*! \brief The rows of a call, as blocks that share packed keys and values. */
@@ -306,17 +395,28 @@ struct AttentionGroup {
   const Attention& a;
   const AttentionHead& head;
   int64_t blocks;
+  bool few;  // rows, for AttendFewRows
   AttentionRows rows[kGroupBlocks];
   float *queries, *keys, *values;
 
   AttentionGroup(const Attention& a, const AttentionHead& head, int64_t first, int64_t count,
                  float* scratch)
-      : a(a), head(head), blocks((count + kBlockLanes - 1) / kBlockLanes) {
+      : a(a),
+        head(head),
+        blocks((count + kBlockLanes - 1) / kBlockLanes),
+        few(Terms::kTransposesKeys && count <= kFewAttentionRows) {
     queries = scratch;
     keys = queries + a.depth * kGroupBlocks * kBlockLanes;
     values = keys + a.depth * kAttentionKeys;
     const int64_t terms = (a.depth + Terms::kTerms - 1) / Terms::kTerms;
     const int64_t element = AttentionSize(a.type);
+    if (few) {
+      rows[0].Set(a, head, first, count);
+      for (int64_t r = 0; r < count; ++r) {
+        Terms::PackRow(a.type, queries + r * terms, Query(first + r), a.depth);
+      }
+      return;
+    }
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t from = first + b * kBlockLanes;
       rows[b].Set(a, head, from, Smaller(count - b * kBlockLanes, kBlockLanes));
@@ -341,6 +441,13 @@ struct AttentionGroup {
 
   float* QueriesOf(int64_t block) const { return queries + block * a.depth * kBlockLanes; }
 
+  const float* PackedKeys(const char* from, int64_t number) const {
+    if constexpr (Terms::kTransposesKeys) {
+      if (few) return Terms::TransposeKeys(keys, from, a.key_stride, number, a.depth);
+    }
+    return Terms::PackKeys(a.type, keys, from, a.key_stride, number, a.depth);
+  }
+
   void AttendPart(int64_t begin, int64_t end, float* states) const {
     const int64_t size = AttentionStateSize(a.value_depth);
     for (int64_t b = 0; b < blocks; ++b) AttentionState(states + b * size).Clear(a.value_depth);
@@ -352,14 +459,17 @@ struct AttentionGroup {
         if (mask.count == 0) continue;
         if (of_keys == nullptr) {
           const int64_t element = AttentionSize(a.type);
-          of_keys = Terms::PackKeys(a.type, keys, head.keys + key * a.key_stride * element,
-                                    a.key_stride, number, a.depth);
+          of_keys = PackedKeys(head.keys + key * a.key_stride * element, number);
           of_values =
               Terms::PackValues(a.type, values, head.values + key * a.value_stride * element,
                                 a.value_stride, number, a.value_depth);
         }
         const AttentionState state(states + b * size);
-        if (rows[b].count <= kLanes) {
+        if (few) {
+          if constexpr (Terms::kTransposesKeys) {
+            AttendFewRows<Terms>(a, rows[b], mask, key, queries, of_keys, of_values, state);
+          }
+        } else if (rows[b].count <= kLanes) {
           AttendBlock<Terms, 1>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
         } else {
           AttendBlock<Terms, 2>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
