@@ -51,6 +51,9 @@ constexpr int kPanelCols = 3;
  */
 constexpr int64_t kPanelBlock = 16, kPanelBlockOfOneGroup = 2;
 
+/*! \brief Prefetch distance from the L2 cache to the L1 cache, in bytes of each row of a panel. */
+constexpr int64_t kAheadInPanel = 256;
+
 /*!
  * \brief x, weights and y of a block.
  *
@@ -91,6 +94,7 @@ TVM_IPC_INLINE void DotStretch(const Dots& d, int64_t begin, int64_t count, floa
       if (kFetch == kFetchRows) __builtin_prefetch(p + d.ahead, 0, 2);
       if (kFetch == kFetchPanel) {
         __builtin_prefetch(panel + (i * kCols + c * Terms::kStep) * Terms::kWSize, 0, 2);
+        __builtin_prefetch(p + kAheadInPanel, 0, 3);
       }
       weights[c] = Terms::LoadW(p);
     }
@@ -112,7 +116,9 @@ TVM_IPC_INLINE void DotStretch(const Dots& d, int64_t begin, int64_t count, floa
       }
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
     for (int c = 0; c < kCols; ++c) y[r * ldy + c * step] = Isa::Sum(sums[r][c]);
   }
 }
