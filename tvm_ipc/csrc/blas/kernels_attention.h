@@ -92,8 +92,9 @@ struct AttentionGroup {
     }
   }
 
-  /*! \brief Attend to the block of keys from `key` to kAttentionKeys later, or `end`. */
-  void AttendKeys(int64_t key, int64_t end, float* states) const {
+  /*! \brief Attend to the block of keys from `key` to kAttentionKeys later, or `end`, and meanwhile
+   *         prefetch others. */
+  void AttendKeys(int64_t key, int64_t end, float* states, AttentionFetch* fetch) const {
     const int64_t size = AttentionStateSize(a.value_depth);
     const int64_t number = Smaller(end - key, kAttentionKeys);
     const float *of_keys = nullptr, *of_values = nullptr;
@@ -103,13 +104,15 @@ struct AttentionGroup {
       if (of_keys == nullptr) {
         const int64_t element = AttentionSize(a.type);
         of_keys = PackedKeys(head.keys + key * a.key_stride * element, number);
+        fetch->Next();
         of_values = Terms::PackValues(a.type, values, head.values + key * a.value_stride * element,
                                       a.value_stride, number, a.value_depth);
+        fetch->Next();
       }
       const AttentionState state(states + b * size);
       if (few) {
         if constexpr (Terms::kTransposesKeys) {
-          AttendFewRows<Terms>(a, rows[b], mask, key, queries, of_keys, of_values, state);
+          AttendFewRows<Terms>(a, rows[b], mask, key, queries, of_keys, of_values, state, fetch);
         }
       } else if (rows[b].count <= kLanes) {
         AttendBlock<Terms, 1>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
@@ -126,7 +129,10 @@ struct AttentionGroup {
 
   void AttendPart(int64_t begin, int64_t end, float* states) const {
     Clear(states);
-    for (int64_t key = begin; key < end; key += kAttentionKeys) AttendKeys(key, end, states);
+    AttentionFetch nothing{};
+    for (int64_t key = begin; key < end; key += kAttentionKeys) {
+      AttendKeys(key, end, states, &nothing);
+    }
     Finish(states);
   }
 };
@@ -166,15 +172,6 @@ void AttendRows(const Attention& a, const AttentionHead& head, int64_t first, in
   }
 }
 
-/*! \brief Prefetch a share of a block of the keys, or values, of several heads. They are one piece
- *         of memory, which the processor is faster to read than the parts of single heads. */
-inline void PrefetchShare(const char* from, int64_t stride, int64_t bytes, int64_t count,
-                          int64_t share, int64_t shares) {
-  for (int64_t t = count * share / shares; t < count * (share + 1) / shares; ++t) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + t * stride + i, 0, 2);
-  }
-}
-
 template <typename Terms>
 void AttendGroups(const Attention& a, const AttentionHead* heads, int64_t groups,
                   const AttentionHead* next, int64_t first, int64_t count, float* scratch,
@@ -187,6 +184,7 @@ void AttendGroups(const Attention& a, const AttentionHead* heads, int64_t groups
     float* const for_queries = scratch + g * a.depth * kBlockLanes;
     all[g].Set(a, heads[g], first, count, for_queries, for_keys);
   }
+  const int64_t key_stride = a.key_stride * element, value_stride = a.value_stride * element;
   const int64_t key_bytes = heads[groups - 1].keys - heads[0].keys + a.depth * element;
   const int64_t value_bytes = heads[groups - 1].values - heads[0].values + a.value_depth * element;
   for (int64_t part = 0; part == 0 || part < a.keys; part += kAttentionPart) {
@@ -194,19 +192,23 @@ void AttendGroups(const Attention& a, const AttentionHead* heads, int64_t groups
     float* const own = part == 0 ? states : later;
     for (int64_t g = 0; g < groups; ++g) all[g].Clear(own + g * size);
     for (int64_t key = part; key < stop; key += kAttentionKeys) {
-      const int64_t after = key + kAttentionKeys;
+      const int64_t after = key + kAttentionKeys, from = after < a.keys ? after : 0;
       const AttentionHead* ahead = after < a.keys ? heads : next;
-      const int64_t from = after < a.keys ? after : 0;
       for (int64_t g = 0; g < groups; ++g) {
+        // All heads of a token are one piece of memory, which is faster to read than parts of it.
+        AttentionFetch fetch{};
         if (ahead != nullptr) {
-          const int64_t key_stride = a.key_stride * element;
-          const int64_t value_stride = a.value_stride * element;
-          PrefetchShare(ahead->keys + from * key_stride, key_stride, key_bytes, kAttentionKeys, g,
-                        groups);
-          PrefetchShare(ahead->values + from * value_stride, value_stride, value_bytes,
-                        kAttentionKeys, g, groups);
+          const int64_t share = kAttentionKeys * g / groups;
+          fetch = {ahead->keys + (from + share) * key_stride,
+                   ahead->values + (from + share) * value_stride,
+                   key_stride,
+                   value_stride,
+                   key_bytes,
+                   value_bytes,
+                   kAttentionKeys * (g + 1) / groups - share};
         }
-        all[g].AttendKeys(key, stop, own + g * size);
+        all[g].AttendKeys(key, stop, own + g * size, &fetch);
+        while (fetch.tokens > 0) fetch.Next();
       }
     }
     for (int64_t g = 0; g < groups; ++g) {

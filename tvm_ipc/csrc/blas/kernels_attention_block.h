@@ -299,6 +299,26 @@ void AttendBlock(const Attention& a, const AttentionRows& rows, const BlockMask&
 }
 
 /*!
+ * \brief Tokens whose keys and values are prefetched while others are computed: a few lines at a
+ *        time, because loads wait while as many lines are on their way as the processor can track.
+ */
+struct AttentionFetch {
+  const char *keys, *values;
+  int64_t key_stride, value_stride, key_bytes, value_bytes;
+  int64_t tokens = 0;
+
+  /*! \brief Prefetch one token, if there is one. */
+  TVM_IPC_INLINE void Next() {
+    if (tokens == 0) return;
+    for (int64_t i = 0; i < key_bytes; i += 64) __builtin_prefetch(keys + i, 0, 2);
+    for (int64_t i = 0; i < value_bytes; i += 64) __builtin_prefetch(values + i, 0, 2);
+    keys += key_stride;
+    values += value_stride;
+    --tokens;
+  }
+};
+
+/*!
  * \brief AttendBlock for kRows rows, with the same bits; lanes are keys. `queries` has the packed
  *        queries of one row after another, and keys are transposed, in rows of kAttentionKeys. The
  *        sums of values are one row after another; `SeparateRows` brings them into the lanes.
@@ -306,7 +326,7 @@ void AttendBlock(const Attention& a, const AttentionRows& rows, const BlockMask&
 template <typename Terms, int kRows>
 void AttendFewRows(const Attention& a, const AttentionRows& rows, const BlockMask& mask,
                    int64_t key, const float* queries, const float* keys, const float* values,
-                   AttentionState state) {
+                   AttentionState state, AttentionFetch* fetch) {
   constexpr int kVectors = kAttentionKeys / kLanes;
   alignas(Isa::kBytes) float scores[kRows * kAttentionKeys], top[kLanes], sums[kLanes] = {};
   alignas(Isa::kBytes) float factors[kLanes], packed[kRows * kAttentionKeys];
@@ -326,6 +346,7 @@ void AttendFewRows(const Attention& a, const AttentionRows& rows, const BlockMas
       for (int v = 0; v < kVectors; ++v) dots[r][v] = Terms::Add(dots[r][v], of_keys[v], query);
     }
   }
+  fetch->Next();
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVectors; ++v) {
       Floats score = dots[r][v] * scale;
@@ -346,6 +367,7 @@ void AttendFewRows(const Attention& a, const AttentionRows& rows, const BlockMas
     }
     for (int i = 0; i < kLanes; ++i) top[r] = most[i] > top[r] ? most[i] : top[r];
   }
+  fetch->Next();
   const Floats from = load(top) == lowest ? zero : load(top);
   for (int r = 0; r < kRows; ++r) {
     float* const row = scores + r * kAttentionKeys;
@@ -358,6 +380,7 @@ void AttendFewRows(const Attention& a, const AttentionRows& rows, const BlockMas
       Terms::StoreWeightsOfKeys(packed + r * kAttentionKeys + v / Terms::kTerms * kLanes, weights);
     }
   }
+  fetch->Next();
   for (int64_t t = 0; t < count; ++t) {
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) sums[r] += scores[r * kAttentionKeys + t];
@@ -372,23 +395,25 @@ void AttendFewRows(const Attention& a, const AttentionRows& rows, const BlockMas
       for (int64_t i = 0; i < a.value_depth; ++i) row[i] *= factors[r];
     }
   }
+  fetch->Next();
   const int64_t steps = (count + Terms::kTerms - 1) / Terms::kTerms;
   for (int r = 0; r < kRows; ++r) {
     AddValuesOfRow<Terms, 1>(values, a.value_depth, steps, packed + r * kAttentionKeys,
                              state.sums + r * a.value_depth);
+    fetch->Next();
   }
 }
 
 template <typename Terms>
 void AttendFewRows(const Attention& a, const AttentionRows& rows, const BlockMask& mask,
                    int64_t key, const float* queries, const float* keys, const float* values,
-                   AttentionState state) {
+                   AttentionState state, AttentionFetch* fetch) {
   static_assert(kFewAttentionRows == 4, "of which there are cases");
   auto* const attend = rows.count == 1   ? AttendFewRows<Terms, 1>
                        : rows.count == 2 ? AttendFewRows<Terms, 2>
                        : rows.count == 3 ? AttendFewRows<Terms, 3>
                                          : AttendFewRows<Terms, 4>;
-  attend(a, rows, mask, key, queries, keys, values, state);
+  attend(a, rows, mask, key, queries, keys, values, state, fetch);
 }
 
 }  // namespace
