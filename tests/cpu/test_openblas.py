@@ -128,6 +128,25 @@ def test_rounding_errors_of_long_sums_of_few_rows(dtype: str) -> None:
         assert error < 3e-6, f"{kernels}, {rows} rows, axes {b_axes}"
 
 
+@pytest.mark.skipif("avx512bf16" not in KERNELS, reason="needs AVX-512 with bfloat16")
+@pytest.mark.parametrize("depth", [1000, 9001])
+def test_rows_have_the_same_bits_beside_any_number_of_others(depth: int) -> None:
+    # More rows than four are multiplied by panels of weights, in groups of five to eight.
+    cols, most = 200, 300
+    a, b = random((most, depth), "bfloat16"), random((cols, depth), "bfloat16", 1)
+    _use_kernels("avx512bf16")
+    try:
+        single = [call(a[i : i + 1], b, out=(1, cols), b_axes=(1, 0)) for i in range(40)]
+        expected = np.concatenate(single)
+        near(expected, wide(a[:40]) @ wide(b).T, "bfloat16", depth)
+        for rows in (*range(2, 20), 31, 33, 90, 250):
+            found = call(a[:rows], b, out=(rows, cols), b_axes=(1, 0))
+            count = min(rows, 40)
+            np.testing.assert_array_equal(wide(found[:count]), wide(expected[:count]), f"{rows}")
+    finally:
+        _use_kernels("auto")
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_steps_of_extreme_numbers(activation: Epilogue, kernels: str) -> None:
     x = np.array([[0, -0.0, 1e-30, -1e-30, 20, -20, 90, -90, 1e4, -1e4, np.inf, np.nan]], "float32")

@@ -3,8 +3,10 @@
  * \file test_attention.cc
  * \brief Attention in memory with guards around it against a plain loop in float64: every kernel,
  *        type, mask and group, with tokens before or after heads, and the same bits for any number
- *        of threads and of queries; with `--threads` several threads alone. For the sanitizers.
+ *        of threads, of queries and of heads that take turns; with `--threads` several threads
+ * alone. For the sanitizers.
  */
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "blas/attention_multi_thread.h"
+#include "blas/scratch_memory.h"
 #include "blas/select_instruction_set.h"
 #include "expect.h"
 #include "float_elements.h"
@@ -171,8 +174,8 @@ void CheckCase(const Case& c) {
 }
 
 /*! \brief The last queries alone have the bits that they have beside others. */
-void CheckFewerQueries(FloatType type, int64_t keys) {
-  const Case all{type, 1, 2, 3, 70, keys, 33, 17, false, Bias::kNone, true, 0, 0};
+void CheckFewerQueries(FloatType type, int64_t keys, Bias bias, double softcap) {
+  const Case all{type, 1, 2, 3, 70, keys, 33, 17, false, bias, true, 0, softcap};
   Inputs inputs(all);
   number_of_threads = 1;
   Attend(inputs.batch, kPool);
@@ -184,6 +187,7 @@ void CheckFewerQueries(FloatType type, int64_t keys) {
     last.each.queries = count;
     last.each.offset += skipped;
     last.first.queries += skipped * last.each.query_stride * size;
+    if (bias != Bias::kNone) last.first.bias += skipped * last.each.bias_query * 4;
     last.first.target += skipped * last.each.target_stride * size;
     std::fill(inputs.target.memory.begin(), inputs.target.memory.end(), 0);
     Attend(last, kPool);
@@ -195,6 +199,43 @@ void CheckFewerQueries(FloatType type, int64_t keys) {
     }
     EXPECT(same, BlasInstructionSet(), ": other bits of the last ", count, " queries");
   }
+}
+
+/*! \brief Heads of keys that take turns with blocks of keys have the bits that they have alone. */
+void CheckGroups(FloatType type, int64_t groups, int64_t heads, int64_t keys, Bias bias) {
+  const Case c{type, 1, groups, heads, 1, keys, 33, 17, true, bias, false, 0, 0};
+  Inputs inputs(c);
+  number_of_threads = 1;
+  Attend(inputs.batch, kPool);
+  const std::vector<char> alone = inputs.target.memory;
+  std::fill(inputs.target.memory.begin(), inputs.target.memory.end(), 0);
+  const Attention& a = inputs.batch.each;
+  const AttentionKernels& kernels = CurrentAttention(type);
+  std::vector<BiasRange> ranges((keys + kAttentionKeys - 1) / kAttentionKeys);
+  if (bias != Bias::kNone) kernels.classify(a, inputs.batch.first.bias, ranges.data());
+  std::vector<AttentionHead> all(groups, inputs.batch.first);
+  const int64_t size = SizeOf(type);
+  for (int64_t g = 0; g < groups; ++g) {
+    all[g].queries += g * inputs.batch.queries.group * size;
+    all[g].keys += g * inputs.batch.keys.group * size;
+    all[g].values += g * inputs.batch.values.group * size;
+    all[g].target += g * inputs.batch.target.group * size;
+    all[g].ranges = ranges.data();
+  }
+  Scratch scratch_memory, state_memory;
+  float* const scratch = scratch_memory.Floats(kernels.GroupsScratchSize(a, groups));
+  const int64_t state_size = kernels.StateSize(a, std::min(kernels.lanes, heads));
+  float* const states = state_memory.Floats(groups * state_size);
+  for (int64_t first = 0; first < heads; first += kernels.lanes) {
+    const int64_t count = std::min(kernels.lanes, heads - first);
+    const AttentionHead* next = first == 0 ? nullptr : all.data();
+    kernels.attend_groups(a, all.data(), groups, next, first, count, scratch, states);
+    for (int64_t g = 0; g < groups; ++g) {
+      kernels.store(a, all[g], first, count, scratch, states + g * state_size);
+    }
+  }
+  EXPECT(inputs.target.memory == alone, BlasInstructionSet(), ": other bits of ", groups,
+         " heads of keys for ", heads, " heads that take turns");
 }
 
 /*! \brief A query without keys has no number, an infinite score makes none, and values of keys
@@ -256,8 +297,14 @@ int main(int argc, char** argv) {
       CheckCase({type, 1, 2, 2, 0, 3, 4, 4, false, Bias::kNone, false, 0, 0});
       CheckCase({type, 1, 1, 2, 2, 0, 4, 4, false, Bias::kNone, false, 0, 0});
       CheckCase({type, 0, 1, 2, 2, 3, 4, 4, false, Bias::kNone, false, 0, 0});
-      CheckFewerQueries(type, 70);
-      CheckFewerQueries(type, 1200);
+      for (Bias bias : {Bias::kNone, Bias::kRandom, Bias::kHoles}) {
+        CheckFewerQueries(type, 70, bias, 0);
+        CheckFewerQueries(type, 1200, bias, 1.5);
+        CheckGroups(type, 8, 2, 600, bias);
+        CheckGroups(type, 1, 1, 1100, bias);
+        CheckGroups(type, 3, 4, 1, bias);
+        CheckGroups(type, 2, 40, 130, bias);
+      }
     }
     CheckNumbers();
   }

@@ -9,6 +9,7 @@
 #if defined(__x86_64__)
 #include "blas/isa_avx512.h"
 #include "blas/kernels_attention.h"
+#include "blas/kernels_transpose_words.h"
 
 namespace tvm_ipc {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 /*! \brief `Terms` of kernels_attention.h that are pairs of bfloat16, one in each half of a word. */
 struct PairAttention {
   static constexpr int64_t kTerms = 2;
+  static constexpr bool kTransposesKeys = true;
 
   static TVM_IPC_INLINE Floats Broadcast(const float* p) {
     int word;
@@ -35,6 +37,28 @@ struct PairAttention {
     if (stride == depth && depth % 2 == 0) return (const float*)from;
     for (int64_t t = 0; t < count; ++t) {
       PackRow(type, to + t * ((depth + 1) / 2), from + t * stride * 2, depth);
+    }
+    return to;
+  }
+  /*! \brief Return the keys of a block as rows of one pair of each of kAttentionKeys keys. The keys
+   *         after `count` are zeros. */
+  static const float* TransposeKeys(float* to, const char* from, int64_t stride, int64_t count,
+                                    int64_t depth) {
+    for (int64_t t = 0; t < kAttentionKeys; t += kLanes) {
+      for (int64_t i = 0; i < depth; i += 2 * kLanes) {
+        const int64_t width = depth - i < 2 * kLanes ? depth - i : 2 * kLanes;
+        const auto some = static_cast<__mmask32>((uint64_t{1} << width) - 1);
+        __m512i words[16];
+        for (int64_t k = 0; k < kLanes; ++k) {
+          words[k] = t + k < count
+                         ? _mm512_maskz_loadu_epi16(some, from + ((t + k) * stride + i) * 2)
+                         : _mm512_setzero_si512();
+        }
+        Transpose(words);
+        for (int64_t k = 0; k < (width + 1) / 2; ++k) {
+          _mm512_storeu_si512(to + (i / 2 + k) * kAttentionKeys + t, words[k]);
+        }
+      }
     }
     return to;
   }
@@ -58,6 +82,11 @@ struct PairAttention {
   static TVM_IPC_INLINE void StoreWeights(float* to, const Floats* weights) {
     const auto both = _mm512_cvtne2ps_pbh((__m512)weights[1], (__m512)weights[0]);
     Format<kFloat32>::Store((char*)to, Interleaved((__m512i)both));
+  }
+  /*! \brief Store the weights of 32 successive keys. */
+  static TVM_IPC_INLINE void StoreWeightsOfKeys(float* to, const Floats* weights) {
+    const auto all = _mm512_cvtne2ps_pbh((__m512)weights[1], (__m512)weights[0]);
+    _mm512_storeu_si512(to, (__m512i)all);
   }
 
  private:

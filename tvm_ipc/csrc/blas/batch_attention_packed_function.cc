@@ -2,7 +2,7 @@
 /*!
  * \file batch_attention_packed_function.cc
  * \brief Attention of one token of each request of a batch, whose keys and values are in tensors of
- *        its own. Threads take a head of keys of a request at a time.
+ *        its own. Threads take some heads of the keys of a request at a time.
  */
 #include "blas/batch_attention_packed_function.h"
 
@@ -83,35 +83,55 @@ struct BatchJob {
   const RequestRow* rows;
   Attention each;
   Tokens q, k, v, out;
-  int64_t units;
+  int64_t groups;  // heads of keys of a unit
+  int64_t tasks;
+  int64_t units_of_row = (k.heads + groups - 1) / groups;
+  int64_t units = q.shape[0] * units_of_row;
   std::atomic<int64_t> next{0};
 
   void RunUnits() {
-    for (int64_t unit = next++; unit < units; unit = next++)
-      RunUnit(unit / k.heads, unit % k.heads);
+    for (int64_t unit = next++; unit < units; unit = next++) RunUnit(unit);
   }
 
-  /*! \brief Append a key and a value, and attend with the queries that share them. */
-  void RunUnit(int64_t row, int64_t group) const {
+  AttentionHead HeadOf(int64_t row, int64_t group) const {
+    const RequestRow& request = rows[row];
+    const int64_t size = SizeOf(each.type), first = group * (q.heads / k.heads);
+    return {q.At(row, first),
+            request.keys + group * each.depth * size,
+            request.values + group * each.value_depth * size,
+            request.mask,
+            out.At(row, first),
+            request.ranges.data()};
+  }
+
+  /*! \brief Append keys and values, and attend with the queries that share them. */
+  void RunUnit(int64_t unit) const {
+    const int64_t row = unit / units_of_row, begin = unit % units_of_row * groups;
+    const int64_t end = std::min(begin + groups, k.heads), size = SizeOf(each.type);
     const RequestRow& request = rows[row];
     Attention a = each;
     a.keys = request.past + 1;
-    const int64_t size = SizeOf(a.type), heads = q.heads / k.heads;
-    char* const keys = request.keys + group * a.depth * size;
-    char* const values = request.values + group * a.value_depth * size;
-    std::memcpy(keys + request.past * a.key_stride * size, k.At(row, group), a.depth * size);
-    std::memcpy(values + request.past * a.value_stride * size, v.At(row, group),
-                a.value_depth * size);
-    const AttentionHead head{
-        q.At(row, group * heads), keys, values, request.mask, out.At(row, group * heads),
-        request.ranges.data()};
-    const int64_t most = std::min(kernels.lanes, heads);
-    float* const scratch = batch_scratch.Floats(kernels.ScratchSize(a, most));
-    float* const state = batch_states.Floats(kernels.StateSize(a, most));
-    for (int64_t first = 0; first < heads; first += kernels.lanes) {
-      const int64_t count = std::min(kernels.lanes, heads - first);
-      kernels.attend(a, head, first, count, 0, a.keys, scratch, state);
-      kernels.store(a, head, first, count, scratch, state);
+    std::memcpy(request.keys + (request.past * a.key_stride + begin * a.depth) * size,
+                k.At(row, begin), (end - begin) * a.depth * size);
+    std::memcpy(request.values + (request.past * a.value_stride + begin * a.value_depth) * size,
+                v.At(row, begin), (end - begin) * a.value_depth * size);
+    std::vector<AttentionHead> heads;
+    for (int64_t group = begin; group < end; ++group) heads.push_back(HeadOf(row, group));
+    // The other tasks take the units in between, in all probability.
+    const int64_t later = unit + tasks;
+    AttentionHead next_head{};
+    if (later < units) next_head = HeadOf(later / units_of_row, later % units_of_row * groups);
+    const int64_t number = end - begin, shared = q.heads / k.heads;
+    const int64_t state_size = kernels.StateSize(a, std::min(kernels.lanes, shared));
+    float* const scratch = batch_scratch.Floats(kernels.GroupsScratchSize(a, number));
+    float* const states = batch_states.Floats(number * state_size);
+    for (int64_t first = 0; first < shared; first += kernels.lanes) {
+      const int64_t count = std::min(kernels.lanes, shared - first);
+      kernels.attend_groups(a, heads.data(), number, later < units ? &next_head : nullptr, first,
+                            count, scratch, states);
+      for (int64_t group = 0; group < number; ++group) {
+        kernels.store(a, heads[group], first, count, scratch, states + group * state_size);
+      }
     }
   }
 };
@@ -189,9 +209,13 @@ void CpuBatchAttention(ffi::PackedArgs args, ffi::Any* result) {
       kernels.classify(a, rows[row].mask, rows[row].ranges.data());
     }
   }
-  BatchJob job{kernels, rows.data(), a, q, k, v, out, batch * k.heads};
   const double work = static_cast<double>(total) * q.heads * (a.depth + a.value_depth);
-  const int64_t tasks = std::min<int64_t>(AttentionTasks(work, kKernelThreads), job.units);
+  int64_t tasks = AttentionTasks(work, kKernelThreads);
+  // Units of many heads read memory faster, and those of few occupy more threads.
+  const int64_t shares = tasks == 1 ? 1 : (4 * tasks + batch - 1) / batch;
+  const int64_t groups = std::clamp<int64_t>(k.heads / shares, 1, kernels.most_groups);
+  BatchJob job{kernels, rows.data(), a, q, k, v, out, groups, tasks};
+  tasks = std::min(tasks, job.units);
   RunOnThreads<BatchJob, &BatchJob::RunUnits>(kKernelThreads, static_cast<int>(tasks), &job);
   *result = nullptr;
 }

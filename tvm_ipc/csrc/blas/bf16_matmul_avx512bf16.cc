@@ -68,6 +68,7 @@ void Nothing() {}
  * weights. */
 struct InPlace {
   static constexpr int64_t kXSize = 2, kWSize = 2, kStep = kTileStep;
+  static constexpr int64_t kPanelRows = 8;
   using Vector = __m512bh;
   static TVM_IPC_INLINE __m512bh LoadX(const char* p) { return (__m512bh)_mm512_loadu_si512(p); }
   static TVM_IPC_INLINE __m512bh LoadW(const char* p) { return LoadX(p); }

@@ -15,308 +15,46 @@
 #ifndef TVM_IPC_BLAS_KERNELS_ATTENTION_H_
 #define TVM_IPC_BLAS_KERNELS_ATTENTION_H_
 
-#include "blas/kernels_attention_mask.h"
-#include "blas/kernels_epilogue.h"
+#include "blas/kernels_attention_block.h"
 
 namespace tvm_ipc {
 namespace {
 
 /*! \brief Groups of kBlockLanes rows for which keys and values are packed once. */
 constexpr int64_t kGroupBlocks = 4;
-/*! \brief Elements of the first operand whose sums are in registers at the same time. */
-constexpr int kAttentionTile = Isa::kBytes == 64 ? 8 : 4;
-
-/*! \brief Operands of attention as float32, into which other types are widened. */
-struct WidenedAttention {
-  /*! \brief The elements of an operand that are multiplied and added at once. */
-  static constexpr int64_t kTerms = 1;
-  static TVM_IPC_INLINE Floats Broadcast(const float* p) { return Splat(*p); }
-  static TVM_IPC_INLINE Floats Add(Floats sum, Floats a, Floats b) { return sum + a * b; }
-  /*! \brief Store a query: terms that follow each other are along the depth. */
-  static void PackRow(FloatType type, float* to, const char* from, int64_t depth) {
-    WidenAny(type, to, from, depth);
-  }
-  /*! \brief Return the keys of a block, packed like queries. Keys that are apart are copied too,
-   *         because the processor would not prefetch them. */
-  static const float* PackKeys(FloatType type, float* to, const char* from, int64_t stride,
-                               int64_t count, int64_t depth) {
-    if (type == kFloat32 && stride == depth) return (const float*)from;
-    for (int64_t t = 0; t < count; ++t) {
-      WidenAny(type, to + t * depth, from + t * stride * AttentionSize(type), depth);
-    }
-    return to;
-  }
-  /*! \brief Return the values of a block: terms that follow each other are of successive keys. */
-  static const float* PackValues(FloatType type, float* to, const char* from, int64_t stride,
-                                 int64_t count, int64_t depth) {
-    return PackKeys(type, to, from, stride, count, depth);
-  }
-  /*! \brief Store the weights of kTerms successive keys. */
-  static TVM_IPC_INLINE void StoreWeights(float* to, const Floats* weights) {
-    Format<kFloat32>::Store((char*)to, *weights);
-  }
-};
-
-/*!
- * \brief sums[i] = factor * sum over k of a[i * step_i + k * step_k] * b[k], where sums[i] and b[k]
- *        are kVectors vectors, kBlockLanes elements apart. With kAdd, the sum over k is added to
- *        sums[i], and the factor is 1.
- */
-template <typename Terms, int kRows, int kVectors, bool kAdd>
-TVM_IPC_INLINE void AttentionTile(const float* a, int64_t step_i, int64_t step_k, int64_t depth,
-                                  const float* b, float factor, float* sums) {
-  Floats sum[kRows][kVectors];
-#pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      const char* from = (const char*)(sums + i * kBlockLanes + v * kLanes);
-      sum[i][v] = kAdd ? Format<kFloat32>::Load(from) : Floats{};
-    }
-  }
-  for (int64_t k = 0; k < depth; ++k, a += step_k, b += kBlockLanes) {
-    Floats row[kVectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v)
-      row[v] = Format<kFloat32>::Load((const char*)(b + v * kLanes));
-#pragma GCC unroll 8
-    for (int i = 0; i < kRows; ++i) {
-      const Floats x = Terms::Broadcast(a + i * step_i);
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sum[i][v] = Terms::Add(sum[i][v], x, row[v]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      if (!kAdd) sum[i][v] *= factor;
-      Format<kFloat32>::Store((char*)(sums + i * kBlockLanes + v * kLanes), sum[i][v]);
-    }
-  }
-}
-
-/*! \brief The same for any number of rows of a. */
-template <typename Terms, int kVectors, bool kAdd>
-void AttentionMatmul(const float* a, int64_t step_i, int64_t step_k, int64_t rows, int64_t depth,
-                     const float* b, float factor, float* sums) {
-  int64_t i = 0;
-  for (; i + kAttentionTile <= rows; i += kAttentionTile) {
-    AttentionTile<Terms, kAttentionTile, kVectors, kAdd>(a + i * step_i, step_i, step_k, depth, b,
-                                                         factor, sums + i * kBlockLanes);
-  }
-  for (; i < rows; ++i) {
-    AttentionTile<Terms, 1, kVectors, kAdd>(a + i * step_i, step_i, step_k, depth, b, factor,
-                                            sums + i * kBlockLanes);
-  }
-}
-
-/*! \brief Up to this many rows, lanes are elements of the values, and not rows. */
-constexpr int64_t kFewAttentionRows = 4;
-
-/*!
- * \brief sums[i] += sum over k of values[k * depth + i] * weights[k], as AttentionMatmul computes
- *        it for one row, whose sums and weights are kBlockLanes elements apart. The bits are the
- *        same, for each sum adds the same products in the same order.
- */
-template <typename Terms>
-void AddValuesOfRow(const float* values, int64_t depth, int64_t count, const float* weights,
-                    float* sums) {
-  constexpr int kVectors = 4;
-  constexpr int64_t kStep = kVectors * kLanes;
-  int64_t i = 0;
-  for (; i + kStep <= depth; i += kStep) {
-    alignas(Isa::kBytes) float own[kStep];
-    for (int64_t j = 0; j < kStep; ++j) own[j] = sums[(i + j) * kBlockLanes];
-    Floats sum[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      sum[v] = Format<kFloat32>::Load((const char*)(own + v * kLanes));
-    }
-    for (int64_t k = 0; k < count; ++k) {
-      const Floats weight = Terms::Broadcast(weights + k * kBlockLanes);
-      const float* from = values + k * depth + i;
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        sum[v] =
-            Terms::Add(sum[v], Format<kFloat32>::Load((const char*)(from + v * kLanes)), weight);
-      }
-    }
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      Format<kFloat32>::Store((char*)(own + v * kLanes), sum[v]);
-    }
-    for (int64_t j = 0; j < kStep; ++j) sums[(i + j) * kBlockLanes] = own[j];
-  }
-  for (; i < depth; i += kLanes) {
-    const int64_t width = depth - i < kLanes ? depth - i : kLanes;
-    alignas(Isa::kBytes) float own[kLanes] = {};
-    for (int64_t j = 0; j < width; ++j) own[j] = sums[(i + j) * kBlockLanes];
-    Floats sum = Format<kFloat32>::Load((const char*)own);
-    for (int64_t k = 0; k < count; ++k) {
-      const Floats value = LoadPart<kFloat32>((const char*)(values + k * depth + i), width);
-      sum = Terms::Add(sum, value, Terms::Broadcast(weights + k * kBlockLanes));
-    }
-    Format<kFloat32>::Store((char*)own, sum);
-    for (int64_t j = 0; j < width; ++j) sums[(i + j) * kBlockLanes] = own[j];
-  }
-}
-
-TVM_IPC_INLINE Floats Tanh(Floats x) { return 1.0f - 2.0f / (1.0f + Exp(2.0f * x)); }
-
-/*! \brief Return 2 to the power x, which must not be positive, with a relative error of 1e-7; 0
- *         where that is below the smallest normal number. */
-TVM_IPC_INLINE Floats Exp2OrZero(Floats x) {
-  const Floats low = Splat(-126.0f), magic = Splat(12582912.0f);
-  const Ints number = ~(Ints)(x < low);
-  const Floats kept = x < low ? low : x;
-  // Adding `magic` rounds to an integer, which is then in the low bits.
-  const Floats shifted = kept + magic;
-  const Floats rest = kept - (shifted - magic);
-  // The minimax polynomial for |rest| <= 1/2.
-  Floats sum = rest * 0.0001534581242594868f + 0.0013399930903688073f;
-  sum = sum * rest + 0.009618489071726799f;
-  sum = sum * rest + 0.05550328642129898f;
-  sum = sum * rest + 0.24022646248340607f;
-  sum = sum * rest + 0.6931471824645996f;
-  sum = sum * rest + 1.0f;
-  // The integer is added to the exponent; the other bits of `shifted` are shifted out.
-  return (Floats)((Ints)((Words)sum + ((Words)shifted << 23)) & number);
-}
-
-/*!
- * \brief Replace scores, in units of the logarithm to base 2, with weights, and update the maximum
- *        and the sum of each row.
- * \param factors Receives the factors of the earlier sums.
- * \return Whether a factor is not 1.
- */
-template <typename Terms, int kVectors>
-bool Weigh(int64_t count, float* scores, float* most, float* total, float* factors) {
-  // Rows without a key so far keep a maximum of minus infinity; their weights are 0.
-  const Floats lowest = Splat(-__builtin_inff()), zero = {};
-  Floats before[kVectors], top[kVectors], from[kVectors], sum[kVectors];
-  auto at = [&](int64_t t, int v) { return scores + t * kBlockLanes + v * kLanes; };
-  auto load = [](const float* p) { return Format<kFloat32>::Load((const char*)p); };
-  for (int v = 0; v < kVectors; ++v) before[v] = top[v] = load(most + v * kLanes);
-  for (int64_t t = 0; t < count; ++t) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      const Floats score = load(at(t, v));
-      top[v] = score > top[v] ? score : top[v];
-    }
-  }
-  for (int v = 0; v < kVectors; ++v) {
-    from[v] = top[v] == lowest ? zero : top[v];
-    sum[v] = zero;
-  }
-  for (int64_t t = 0; t < count; t += Terms::kTerms) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      Floats weights[Terms::kTerms];
-#pragma GCC unroll 2
-      for (int64_t i = 0; i < Terms::kTerms; ++i) {
-        weights[i] = i == 0 || t + i < count ? Exp2OrZero(load(at(t + i, v)) - from[v]) : zero;
-        sum[v] += weights[i];
-      }
-      Terms::StoreWeights(at(t / Terms::kTerms, v), weights);
-    }
-  }
-  Ints changed = {};
-  for (int v = 0; v < kVectors; ++v) {
-    const Floats factor = Exp2OrZero(before[v] - from[v]);
-    changed |= ~(Ints)(before[v] == top[v]);
-    char* const of_all = (char*)(total + v * kLanes);
-    Format<kFloat32>::Store((char*)(most + v * kLanes), top[v]);
-    Format<kFloat32>::Store(of_all, Format<kFloat32>::Load(of_all) * factor + sum[v]);
-    Format<kFloat32>::Store((char*)(factors + v * kLanes), factor);
-  }
-  return AnyLane(changed);
-}
-
-/*! \brief Cap scores, and change their units from the natural logarithm to that to base 2. */
-template <int kVectors>
-void CapScores(float cap, int64_t count, float* scores) {
-  for (int64_t t = 0; t < count; ++t) {
-    for (int v = 0; v < kVectors; ++v) {
-      char* p = (char*)(scores + t * kBlockLanes + v * kLanes);
-      const Floats score = Tanh(Format<kFloat32>::Load(p) / cap) * (cap * kLog2E);
-      Format<kFloat32>::Store(p, score);
-    }
-  }
-}
-
-template <int kVectors>
-void ScaleSums(int64_t count, const float* factors, float* sums) {
-  Floats factor[kVectors];
-  for (int v = 0; v < kVectors; ++v) {
-    factor[v] = Format<kFloat32>::Load((const char*)(factors + v * kLanes));
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    for (int v = 0; v < kVectors; ++v) {
-      char* p = (char*)(sums + i * kBlockLanes + v * kLanes);
-      Format<kFloat32>::Store(p, Format<kFloat32>::Load(p) * factor[v]);
-    }
-  }
-}
-
-constexpr int64_t AttentionStateSize(int64_t value_depth) {
-  return (value_depth + 2) * kBlockLanes;
-}
-
-/*! \brief The state of a block of rows: maxima, sums of weights, and sums of values per element. */
-struct AttentionState {
-  float *most, *total, *sums;
-  explicit AttentionState(float* memory)
-      : most(memory), total(memory + kBlockLanes), sums(memory + 2 * kBlockLanes) {}
-  void Clear(int64_t depth) const {
-    for (int64_t i = 0; i < kBlockLanes; ++i) most[i] = -__builtin_inff();
-    for (int64_t i = 0; i < (depth + 1) * kBlockLanes; ++i) total[i] = 0;
-  }
-};
-
-/*! \brief Attend from up to kBlockLanes rows to one block of keys. */
-template <typename Terms, int kVectors>
-void AttendBlock(const Attention& a, const AttentionRows& rows, const BlockMask& mask, int64_t key,
-                 const float* queries, const float* keys, const float* values,
-                 AttentionState state) {
-  alignas(Isa::kBytes) float scores[kAttentionKeys * kBlockLanes];
-  alignas(Isa::kBytes) float factors[kBlockLanes];
-  const int64_t terms = (a.depth + Terms::kTerms - 1) / Terms::kTerms, count = mask.count;
-  const float scale = a.softcap > 0 ? a.scale : a.scale * kLog2E;
-  AttentionMatmul<Terms, kVectors, false>(keys, terms, 1, count, terms, queries, scale, scores);
-  if (a.softcap > 0) CapScores<kVectors>(a.softcap, count, scores);
-  mask.Apply<kVectors>(a, rows, key, scores);
-  if (Weigh<Terms, kVectors>(count, scores, state.most, state.total, factors)) {
-    ScaleSums<kVectors>(a.value_depth, factors, state.sums);
-  }
-  const int64_t steps = (count + Terms::kTerms - 1) / Terms::kTerms;
-  if (rows.count <= kFewAttentionRows) {
-    for (int64_t r = 0; r < rows.count; ++r) {
-      AddValuesOfRow<Terms>(values, a.value_depth, steps, scores + r, state.sums + r);
-    }
-  } else {
-    AttentionMatmul<Terms, kVectors, true>(values, 1, a.value_depth, a.value_depth, steps, scores,
-                                           1.0f, state.sums);
-  }
-}
+/*! \brief Heads of keys that AttendGroups takes turns with. */
+constexpr int64_t kMostGroups = 8;
 
 /*! \brief The rows of a call, as blocks that share packed keys and values. */
 template <typename Terms>
 struct AttentionGroup {
-  const Attention& a;
-  const AttentionHead& head;
+  Attention a;
+  AttentionHead head;
   int64_t blocks;
+  bool few;  // rows, for AttendFewRows
   AttentionRows rows[kGroupBlocks];
   float *queries, *keys, *values;
 
-  AttentionGroup(const Attention& a, const AttentionHead& head, int64_t first, int64_t count,
-                 float* scratch)
-      : a(a), head(head), blocks((count + kBlockLanes - 1) / kBlockLanes) {
-    queries = scratch;
-    keys = queries + a.depth * kGroupBlocks * kBlockLanes;
+  /*! \brief Set the rows [first, first + count). Keys and values are packed into memory that other
+   *         groups may use between their turns. */
+  void Set(const Attention& attention, const AttentionHead& of_head, int64_t first, int64_t count,
+           float* for_queries, float* for_keys) {
+    a = attention;
+    head = of_head;
+    blocks = (count + kBlockLanes - 1) / kBlockLanes;
+    few = Terms::kTransposesKeys && count <= kFewAttentionRows;
+    queries = for_queries;
+    keys = for_keys;
     values = keys + a.depth * kAttentionKeys;
     const int64_t terms = (a.depth + Terms::kTerms - 1) / Terms::kTerms;
     const int64_t element = AttentionSize(a.type);
+    if (few) {
+      rows[0].Set(a, head, first, count);
+      for (int64_t r = 0; r < count; ++r) {
+        Terms::PackRow(a.type, queries + r * terms, Query(first + r), a.depth);
+      }
+      return;
+    }
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t from = first + b * kBlockLanes;
       rows[b].Set(a, head, from, Smaller(count - b * kBlockLanes, kBlockLanes));
@@ -341,31 +79,61 @@ struct AttentionGroup {
 
   float* QueriesOf(int64_t block) const { return queries + block * a.depth * kBlockLanes; }
 
-  void AttendPart(int64_t begin, int64_t end, float* states) const {
+  const float* PackedKeys(const char* from, int64_t number) const {
+    if constexpr (Terms::kTransposesKeys) {
+      if (few) return Terms::TransposeKeys(keys, from, a.key_stride, number, a.depth);
+    }
+    return Terms::PackKeys(a.type, keys, from, a.key_stride, number, a.depth);
+  }
+
+  void Clear(float* states) const {
+    for (int64_t b = 0; b < blocks; ++b) {
+      AttentionState(states + b * AttentionStateSize(a.value_depth)).Clear(a.value_depth);
+    }
+  }
+
+  /*! \brief Attend to the block of keys from `key` to kAttentionKeys later, or `end`, and meanwhile
+   *         prefetch others. */
+  void AttendKeys(int64_t key, int64_t end, float* states, AttentionFetch* fetch) const {
     const int64_t size = AttentionStateSize(a.value_depth);
-    for (int64_t b = 0; b < blocks; ++b) AttentionState(states + b * size).Clear(a.value_depth);
-    for (int64_t key = begin; key < end; key += kAttentionKeys) {
-      const int64_t number = Smaller(end - key, kAttentionKeys);
-      const float *of_keys = nullptr, *of_values = nullptr;
-      for (int64_t b = 0; b < blocks; ++b) {
-        const BlockMask mask(rows[b], key, number);
-        if (mask.count == 0) continue;
-        if (of_keys == nullptr) {
-          const int64_t element = AttentionSize(a.type);
-          of_keys = Terms::PackKeys(a.type, keys, head.keys + key * a.key_stride * element,
-                                    a.key_stride, number, a.depth);
-          of_values =
-              Terms::PackValues(a.type, values, head.values + key * a.value_stride * element,
-                                a.value_stride, number, a.value_depth);
+    const int64_t number = Smaller(end - key, kAttentionKeys);
+    const float *of_keys = nullptr, *of_values = nullptr;
+    for (int64_t b = 0; b < blocks; ++b) {
+      const BlockMask mask(rows[b], key, number);
+      if (mask.count == 0) continue;
+      if (of_keys == nullptr) {
+        const int64_t element = AttentionSize(a.type);
+        of_keys = PackedKeys(head.keys + key * a.key_stride * element, number);
+        fetch->Next();
+        of_values = Terms::PackValues(a.type, values, head.values + key * a.value_stride * element,
+                                      a.value_stride, number, a.value_depth);
+        fetch->Next();
+      }
+      const AttentionState state(states + b * size);
+      if (few) {
+        if constexpr (Terms::kTransposesKeys) {
+          AttendFewRows<Terms>(a, rows[b], mask, key, queries, of_keys, of_values, state, fetch);
         }
-        const AttentionState state(states + b * size);
-        if (rows[b].count <= kLanes) {
-          AttendBlock<Terms, 1>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
-        } else {
-          AttendBlock<Terms, 2>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
-        }
+      } else if (rows[b].count <= kLanes) {
+        AttendBlock<Terms, 1>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
+      } else {
+        AttendBlock<Terms, 2>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
       }
     }
+  }
+
+  /*! \brief Finish the states of a part of the keys. */
+  void Finish(float* states) const {
+    if (few) AttentionState(states).SeparateRows(rows[0].count, a.value_depth, values);
+  }
+
+  void AttendPart(int64_t begin, int64_t end, float* states) const {
+    Clear(states);
+    AttentionFetch nothing{};
+    for (int64_t key = begin; key < end; key += kAttentionKeys) {
+      AttendKeys(key, end, states, &nothing);
+    }
+    Finish(states);
   }
 };
 
@@ -394,12 +162,59 @@ void AddAttention(const Attention& a, int64_t count, const float* later_states, 
 template <typename Terms>
 void AttendRows(const Attention& a, const AttentionHead& head, int64_t first, int64_t count,
                 int64_t begin, int64_t end, float* scratch, float* states) {
-  const AttentionGroup<Terms> group(a, head, first, count, scratch);
+  AttentionGroup<Terms> group;
+  group.Set(a, head, first, count, scratch, scratch + a.depth * kGroupBlocks * kBlockLanes);
   float* const later = group.values + a.value_depth * kAttentionKeys;
   for (int64_t part = begin; part == begin || part < end; part += kAttentionPart) {
     const int64_t stop = Smaller(end, part + kAttentionPart);
     group.AttendPart(part, stop, part == begin ? states : later);
     if (part != begin) AddAttention(a, count, later, states);
+  }
+}
+
+template <typename Terms>
+void AttendGroups(const Attention& a, const AttentionHead* heads, int64_t groups,
+                  const AttentionHead* next, int64_t first, int64_t count, float* scratch,
+                  float* states) {
+  AttentionGroup<Terms> all[kMostGroups];
+  const int64_t size = AttentionStateSize(a.value_depth), element = AttentionSize(a.type);
+  float* const for_keys = scratch + groups * a.depth * kBlockLanes;
+  float* const later = for_keys + (a.depth + a.value_depth) * kAttentionKeys;
+  for (int64_t g = 0; g < groups; ++g) {
+    float* const for_queries = scratch + g * a.depth * kBlockLanes;
+    all[g].Set(a, heads[g], first, count, for_queries, for_keys);
+  }
+  const int64_t key_stride = a.key_stride * element, value_stride = a.value_stride * element;
+  const int64_t key_bytes = heads[groups - 1].keys - heads[0].keys + a.depth * element;
+  const int64_t value_bytes = heads[groups - 1].values - heads[0].values + a.value_depth * element;
+  for (int64_t part = 0; part == 0 || part < a.keys; part += kAttentionPart) {
+    const int64_t stop = Smaller(a.keys, part + kAttentionPart);
+    float* const own = part == 0 ? states : later;
+    for (int64_t g = 0; g < groups; ++g) all[g].Clear(own + g * size);
+    for (int64_t key = part; key < stop; key += kAttentionKeys) {
+      const int64_t after = key + kAttentionKeys, from = after < a.keys ? after : 0;
+      const AttentionHead* ahead = after < a.keys ? heads : next;
+      for (int64_t g = 0; g < groups; ++g) {
+        // All heads of a token are one piece of memory, which is faster to read than parts of it.
+        AttentionFetch fetch{};
+        if (ahead != nullptr) {
+          const int64_t share = kAttentionKeys * g / groups;
+          fetch = {ahead->keys + (from + share) * key_stride,
+                   ahead->values + (from + share) * value_stride,
+                   key_stride,
+                   value_stride,
+                   key_bytes,
+                   value_bytes,
+                   kAttentionKeys * (g + 1) / groups - share};
+        }
+        all[g].AttendKeys(key, stop, own + g * size, &fetch);
+        while (fetch.tokens > 0) fetch.Next();
+      }
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      all[g].Finish(own + g * size);
+      if (part != 0) AddAttention(a, count, own + g * size, states + g * size);
+    }
   }
 }
 
@@ -434,8 +249,10 @@ void StoreRows(const Attention& a, const AttentionHead& head, int64_t first, int
 
 template <typename Terms>
 constexpr AttentionKernels MakeAttentionKernels() {
-  return {kBlockLanes, kGroupBlocks * kBlockLanes, ClassifyBias, AttendRows<Terms>, AddAttention,
-          StoreRows};
+  return {kBlockLanes,  kGroupBlocks * kBlockLanes,
+          ClassifyBias, AttendRows<Terms>,
+          AddAttention, StoreRows,
+          kMostGroups,  AttendGroups<Terms>};
 }
 
 }  // namespace

@@ -173,7 +173,7 @@ struct BlockMask {
    *         keys outside of the rows' ranges. */
   template <int kVectors>
   void Apply(const Attention& a, const AttentionRows& rows, int64_t key, float* scores) const {
-    if (add_bias) AddBias(a, rows, key, scores);
+    if (add_bias) AddBias(a, rows, key, scores, kBlockLanes, 1);
     const Floats excluded = Splat(-__builtin_inff());
     for (int64_t t = 0; t < count; ++t) {
       if (t >= all_begin && t < all_end) continue;
@@ -190,8 +190,24 @@ struct BlockMask {
     }
   }
 
+  /*! \brief The same for scores whose rows have kAttentionKeys elements; all of these are written.
+   */
+  void ApplyToRows(const Attention& a, const AttentionRows& rows, int64_t key,
+                   float* scores) const {
+    if (add_bias) AddBias(a, rows, key, scores, 1, kAttentionKeys);
+    const bool open = all_begin <= 0 && all_end >= count;
+    if (open && count == kAttentionKeys) return;
+    for (int64_t r = 0; r < rows.count; ++r) {
+      const int64_t from = open ? 0 : begin[r], to = open ? count : end[r];
+      float* row = scores + r * kAttentionKeys;
+      for (int64_t t = 0; t < from; ++t) row[t] = -__builtin_inff();
+      for (int64_t t = to; t < kAttentionKeys; ++t) row[t] = -__builtin_inff();
+    }
+  }
+
  private:
-  void AddBias(const Attention& a, const AttentionRows& rows, int64_t key, float* scores) const {
+  void AddBias(const Attention& a, const AttentionRows& rows, int64_t key, float* scores,
+               int64_t next_key, int64_t next_row) const {
     float memory[kAttentionKeys];
     for (int64_t r = 0; r < rows.count; ++r) {
       const float* values = ReadBias(a, rows.bias[r], key, count, memory);
@@ -199,7 +215,7 @@ struct BlockMask {
         float bias = values[t] * kLog2E;
         // The smallest number stays a number: it is the bias of all keys where a row sees none.
         if (bias < -kGreatest && values[t] >= -kGreatest) bias = -kGreatest;
-        scores[t * kBlockLanes + r] += bias;
+        scores[t * next_key + r * next_row] += bias;
       }
     }
   }

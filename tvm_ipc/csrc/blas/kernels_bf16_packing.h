@@ -16,6 +16,7 @@
 #include <immintrin.h>
 
 #include "blas/kernels_complementing_blas.h"
+#include "blas/kernels_transpose_words.h"
 
 namespace tvm_ipc {
 namespace {
@@ -25,42 +26,12 @@ constexpr int64_t kEdge = kTileEdge;      // rows of a block, columns of a panel
 constexpr int64_t kHalf = kTileEdge / 2;  // rows of a tile of a, columns of a tile of b
 constexpr int64_t kTileBytes = 1024;
 
-// For masked intrinsics, because g++ 12 warns of undefined lanes in its unmasked ones.
-constexpr __mmask16 kAll = 0xffff;
-
 __mmask32 First(int64_t count) {
   return count >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((1u << count) - 1);
 }
 
 const char* At(const TileMatrix& x, int64_t row, int64_t col) {
   return x.data + 2 * (row * x.row_stride + col * x.col_stride);
-}
-
-/*! \brief Transpose 16 x 16 words in place. */
-void Transpose(__m512i* rows) {
-  __m512i t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_maskz_unpacklo_epi32(kAll, rows[i], rows[i + 1]);
-    t[i + 1] = _mm512_maskz_unpackhi_epi32(kAll, rows[i], rows[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    rows[i] = _mm512_maskz_unpacklo_epi64(0xff, t[i], t[i + 2]);
-    rows[i + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[i], t[i + 2]);
-    rows[i + 2] = _mm512_maskz_unpacklo_epi64(0xff, t[i + 1], t[i + 3]);
-    rows[i + 3] = _mm512_maskz_unpackhi_epi64(0xff, t[i + 1], t[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_maskz_shuffle_i32x4(kAll, rows[i], rows[i + 4], 0x88);
-    t[i + 4] = _mm512_maskz_shuffle_i32x4(kAll, rows[i], rows[i + 4], 0xdd);
-    t[i + 8] = _mm512_maskz_shuffle_i32x4(kAll, rows[i + 8], rows[i + 12], 0x88);
-    t[i + 12] = _mm512_maskz_shuffle_i32x4(kAll, rows[i + 8], rows[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    rows[i] = _mm512_maskz_shuffle_i32x4(kAll, t[i], t[i + 8], 0x88);
-    rows[i + 4] = _mm512_maskz_shuffle_i32x4(kAll, t[i + 4], t[i + 12], 0x88);
-    rows[i + 8] = _mm512_maskz_shuffle_i32x4(kAll, t[i], t[i + 8], 0xdd);
-    rows[i + 12] = _mm512_maskz_shuffle_i32x4(kAll, t[i + 4], t[i + 12], 0xdd);
-  }
 }
 
 /*! \brief Load `lines` (up to 16) lines of `deep` (up to 32) elements that are contiguous along k.

@@ -124,6 +124,17 @@ struct AttentionKernels {
   /*! \brief Store the rows of the state of all keys. */
   void (*store)(const Attention& a, const AttentionHead& head, int64_t first, int64_t count,
                 float* scratch, float* state);
+  /*! \brief The most heads of keys of a call of `attend_groups`. */
+  int64_t most_groups;
+  /*!
+   * \brief Compute the states of up to `lanes` rows, all keys, and several heads of keys, which are
+   *        close together in memory and have a state of StateSize floats each. The heads take turns
+   *        with each block of keys, and prefetch the next one; at last that of `next`, the first
+   *        head of the keys that are needed afterwards, or nullptr.
+   */
+  void (*attend_groups)(const Attention& a, const AttentionHead* heads, int64_t groups,
+                        const AttentionHead* next, int64_t first, int64_t count, float* scratch,
+                        float* states);
 
   int64_t StateSize(const Attention& a, int64_t count) const {
     return (count + lanes - 1) / lanes * lanes * (a.value_depth + 2);
@@ -132,6 +143,11 @@ struct AttentionKernels {
     // Packed queries, keys and values, and a state of later keys.
     const int64_t packed = a.depth * most_rows + (a.depth + a.value_depth) * kAttentionKeys;
     return packed + StateSize(a, count);
+  }
+  /*! \brief Return the floats of the scratch memory of `attend_groups`, and of `store` after it. */
+  int64_t GroupsScratchSize(const Attention& a, int64_t groups) const {
+    const int64_t packed = a.depth * lanes * groups + (a.depth + a.value_depth) * kAttentionKeys;
+    return packed + groups * StateSize(a, lanes);
   }
 };
 

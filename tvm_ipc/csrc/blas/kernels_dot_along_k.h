@@ -11,6 +11,8 @@
  *   LoadX, LoadW              load a vector
  *   LoadXPart, LoadWPart      load the first `count` elements, and zeros for the others
  *   Add                       add the products of two vectors to the sums
+ *   kPanelRows                rows of x that panels of weights are multiplied by at once, of more
+ *                             rows than kTileRows; 0 if these are computed in tiles, too
  */
 #ifndef TVM_IPC_BLAS_KERNELS_DOT_ALONG_K_H_
 #define TVM_IPC_BLAS_KERNELS_DOT_ALONG_K_H_
@@ -38,10 +40,27 @@ constexpr int64_t kBytesOfX = 512 << 10;
 constexpr int64_t kAhead = 1024;
 
 /*!
+ * \brief Rows of weights in a panel. With eight rows of x, all vector registers have sums, but for
+ *        those of the operands, so that a load of x has three multiplications.
+ */
+constexpr int kPanelCols = 3;
+/*!
+ * \brief Panels of a block, by which all groups of rows of x are multiplied in turn: the L1 cache
+ *        holds a group meanwhile, and the L2 cache this block and the next one. If there is only
+ *        one group, a block is the distance of prefetching.
+ */
+constexpr int64_t kPanelBlock = 16, kPanelBlockOfOneGroup = 2;
+
+/*! \brief Prefetch distance from the L2 cache to the L1 cache, in bytes of each row of a panel. */
+constexpr int64_t kAheadInPanel = 256;
+
+/*!
  * \brief x, weights and y of a block.
  *
  * The weight rows of a tile are far apart, and the next tile takes the row after each of them. So
  * weights are read as long streams, which the processor can predict, on several pages at a time.
+ * Those of a panel follow each other, and panels are prefetched in the order of memory: with that
+ * many multiplications for each weight, no other order has time to read them.
  */
 struct Dots {
   const char* x;
@@ -55,11 +74,16 @@ struct Dots {
   int64_t y_step;  // elements from one output of a tile to the next one of its row
 };
 
-template <typename Terms, int kRows, int kCols, bool kFetch>
+/*! \brief What to prefetch: nothing, the weights `Dots::ahead` of the current ones, or the panel
+ *         that begins `Dots::ahead` of the current one. */
+enum DotFetch { kFetchNothing, kFetchRows, kFetchPanel };
+
+template <typename Terms, int kRows, int kCols, DotFetch kFetch>
 TVM_IPC_INLINE void DotStretch(const Dots& d, int64_t begin, int64_t count, float* y, int64_t ldy,
                                int64_t step) {
   const char* x = d.x + begin * Terms::kXSize;
   const char* w = d.w + begin * Terms::kWSize;
+  const char* panel = d.w + d.ahead + begin * Terms::kWSize * kCols;
   Floats sums[kRows][kCols] = {};
   int64_t i = 0;
   for (; i + Terms::kStep <= count; i += Terms::kStep) {
@@ -67,7 +91,11 @@ TVM_IPC_INLINE void DotStretch(const Dots& d, int64_t begin, int64_t count, floa
 #pragma GCC unroll 8
     for (int c = 0; c < kCols; ++c) {
       const char* p = w + c * d.w_stride + i * Terms::kWSize;
-      if (kFetch) __builtin_prefetch(p + d.ahead, 0, 2);
+      if (kFetch == kFetchRows) __builtin_prefetch(p + d.ahead, 0, 2);
+      if (kFetch == kFetchPanel) {
+        __builtin_prefetch(panel + (i * kCols + c * Terms::kStep) * Terms::kWSize, 0, 2);
+        __builtin_prefetch(p + kAheadInPanel, 0, 3);
+      }
       weights[c] = Terms::LoadW(p);
     }
 #pragma GCC unroll 8
@@ -88,13 +116,15 @@ TVM_IPC_INLINE void DotStretch(const Dots& d, int64_t begin, int64_t count, floa
       }
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
     for (int c = 0; c < kCols; ++c) y[r * ldy + c * step] = Isa::Sum(sums[r][c]);
   }
 }
 
-/*! \brief Multiply kRows rows of x by kCols rows of weights; prefetch the next ones if kFetch. */
-template <typename Terms, int kRows, int kCols, bool kFetch>
+/*! \brief Multiply kRows rows of x by kCols rows of weights. */
+template <typename Terms, int kRows, int kCols, DotFetch kFetch>
 void DotTile(const Dots& d) {
   constexpr int64_t kDeep = kStretch * Terms::kStep;
   const int64_t first = d.k < kDeep ? d.k : kDeep;
@@ -123,26 +153,26 @@ void DotPanel(Dots d, int64_t rows) {
   };
   const bool few = rows < kTileRows;
   if (!few) {
-    DotTile<Terms, kTileRows, kCols, true>(d);
+    DotTile<Terms, kTileRows, kCols, kFetchRows>(d);
     next(kTileRows);
     while (rows >= kTileRows) {
-      DotTile<Terms, kTileRows, kCols, false>(d);
+      DotTile<Terms, kTileRows, kCols, kFetchNothing>(d);
       next(kTileRows);
     }
   }
   if constexpr (kCols == 1) {
     while (rows > 0) {
-      DotTile<Terms, 1, kCols, true>(d);
+      DotTile<Terms, 1, kCols, kFetchRows>(d);
       next(1);
     }
   } else if (few) {
-    if (rows == 3) DotTile<Terms, 3, kCols, true>(d);
-    if (rows == 2) DotTile<Terms, 2, kCols, true>(d);
-    if (rows == 1) DotTile<Terms, 1, kCols, true>(d);
+    if (rows == 3) DotTile<Terms, 3, kCols, kFetchRows>(d);
+    if (rows == 2) DotTile<Terms, 2, kCols, kFetchRows>(d);
+    if (rows == 1) DotTile<Terms, 1, kCols, kFetchRows>(d);
   } else {
-    if (rows == 3) DotTile<Terms, 3, kCols, false>(d);
-    if (rows == 2) DotTile<Terms, 2, kCols, false>(d);
-    if (rows == 1) DotTile<Terms, 1, kCols, false>(d);
+    if (rows == 3) DotTile<Terms, 3, kCols, kFetchNothing>(d);
+    if (rows == 2) DotTile<Terms, 2, kCols, kFetchNothing>(d);
+    if (rows == 1) DotTile<Terms, 1, kCols, kFetchNothing>(d);
   }
 }
 
@@ -151,7 +181,7 @@ void DotColumns(Dots d, int64_t rows, int64_t count, int64_t stride) {
   static_assert(kOneRowCols != kTileCols, "of one row alone");
   for (int64_t j = 0; j < count; ++j) {
     if constexpr (kCols == kOneRowCols) {
-      DotTile<Terms, 1, kCols, true>(d);
+      DotTile<Terms, 1, kCols, kFetchRows>(d);
     } else {
       DotPanel<Terms, kCols>(d, rows);
     }
@@ -160,16 +190,69 @@ void DotColumns(Dots d, int64_t rows, int64_t count, int64_t stride) {
   }
 }
 
+/*! \brief Multiply 4 to 8 rows of x by one panel. */
+template <typename Terms, DotFetch kFetch>
+void DotGroup(const Dots& d, int64_t rows) {
+  static_assert(Terms::kPanelRows == 8, "of which there are cases");
+  if (rows == 8) return DotTile<Terms, 8, kPanelCols, kFetch>(d);
+  if (rows == 7) return DotTile<Terms, 7, kPanelCols, kFetch>(d);
+  if (rows == 6) return DotTile<Terms, 6, kPanelCols, kFetch>(d);
+  if (rows == 5) return DotTile<Terms, 5, kPanelCols, kFetch>(d);
+  DotTile<Terms, 4, kPanelCols, kFetch>(d);
+}
+
+/*!
+ * \brief Multiply more than kTileRows rows by the columns that are in whole panels, and return the
+ *        number of columns. Groups of rows differ by one row at most. The panels of the next block
+ *        are prefetched at equal intervals.
+ */
+template <typename Terms>
+int64_t DotPanels(Dots d, int64_t rows, int64_t n) {
+  const int64_t panel = kPanelCols * d.w_stride, count = n / kPanelCols;
+  const int64_t groups = (rows + Terms::kPanelRows - 1) / Terms::kPanelRows;
+  const int64_t block = groups == 1 ? kPanelBlockOfOneGroup : kPanelBlock;
+  for (int64_t first = 0; first < count; first += block) {
+    const int64_t size = first + block < count ? block : count - first;
+    const char* next = d.w + (first + block) * panel;
+    int64_t wait = 0;
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t from = rows * group / groups, height = rows * (group + 1) / groups - from;
+      Dots own = d;
+      own.x += from * d.x_stride;
+      for (int64_t j = first; j < first + size; ++j) {
+        own.w = d.w + j * panel;
+        own.y = d.y + from * d.ldy + j * kPanelCols;
+        if (wait == 0) {
+          own.ahead = next - own.w;
+          DotGroup<Terms, kFetchPanel>(own, height);
+          next += panel;
+          wait = groups;
+        } else {
+          DotGroup<Terms, kFetchNothing>(own, height);
+        }
+        --wait;
+      }
+    }
+  }
+  return count * kPanelCols;
+}
+
 /*! \brief Compute y[r][n] = sum over k of x[r][k] * weights[n][k]. */
 template <typename Terms>
 void Dot(const char* x, int64_t ldx, int64_t rows, Weights weights, int64_t k, int64_t n, float* y,
          int64_t ldy) {
   const int64_t stride = weights.ld * Terms::kWSize;
   const int64_t cols = rows == 1 ? kOneRowCols : kTileCols, count = n / cols;
+  const bool panels = Terms::kPanelRows != 0 && rows > kTileRows;
+  const int64_t least = panels ? Terms::kPanelRows : kTileRows;
   int64_t block = kBytesOfX / (k * Terms::kXSize + 1) / kTileRows * kTileRows;
-  if (block < kTileRows) block = kTileRows;
-  for (int64_t i = 0; i < rows; i += block) {
-    const int64_t height = rows - i < block ? rows - i : block;
+  if (block < least) block = least;
+  // If there are several blocks, DotPanels has to be called for half of kPanelRows at least.
+  const int64_t blocks = (rows + block - 1) / block;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t i = panels ? rows * b / blocks : b * block;
+    const int64_t end = panels ? rows * (b + 1) / blocks : i + block;
+    const int64_t height = (end < rows ? end : rows) - i;
     Dots d{x + i * ldx * Terms::kXSize,
            ldx * Terms::kXSize,
            weights.data,
@@ -179,14 +262,21 @@ void Dot(const char* x, int64_t ldx, int64_t rows, Weights weights, int64_t k, i
            y + i * ldy,
            ldy,
            count};
-    if (rows == 1) {
+    int64_t done = cols * count;
+    if (panels) {
+      if constexpr (Terms::kPanelRows != 0) {
+        d.w_stride = stride;
+        d.y_step = 1;
+        done = DotPanels<Terms>(d, height, n);
+      }
+    } else if (rows == 1) {
       DotColumns<Terms, kOneRowCols>(d, 1, count, stride);
     } else {
       DotColumns<Terms, kTileCols>(d, height, count, stride);
     }
-    d.w += cols * count * stride;
-    d.y += cols * count;
-    DotColumns<Terms, 1>(d, height, n - cols * count, stride);
+    d.w += done * stride;
+    d.y += done;
+    DotColumns<Terms, 1>(d, height, n - done, stride);
   }
 }
 
@@ -194,6 +284,7 @@ void Dot(const char* x, int64_t ldx, int64_t rows, Weights weights, int64_t k, i
 template <FloatType type>
 struct Widened {
   static constexpr int64_t kXSize = 4, kWSize = Format<type>::kSize, kStep = kLanes;
+  static constexpr int64_t kPanelRows = 0;
   using Vector = Floats;
   static TVM_IPC_INLINE Floats LoadX(const char* p) { return Format<kFloat32>::Load(p); }
   static TVM_IPC_INLINE Floats LoadW(const char* p) { return Format<type>::Load(p); }
