@@ -369,6 +369,7 @@ struct PieceRunner : Piece {
     } else {
       result.col = from.rows;
     }
+    result.Settle();
     return result;
   }
 
