@@ -28,7 +28,7 @@ namespace {
 constexpr int kTileRowsPacked = kLanes >= 16 ? 14 : 6;
 constexpr int64_t kPanelWidth = 2 * kLanes;
 /*! \brief Rows of PackedKernels::dot_rows. Pieces of matmuls whose rows are split have 32. */
-constexpr int64_t kDotRowsPacked = kLanes >= 16 ? 31 : 12;
+constexpr int64_t kDotRowsPacked = kLanes >= 16 ? 31 : 16;
 /*! \brief Floats of a cache line. */
 constexpr int64_t kLineFloats = 16;
 

@@ -46,6 +46,8 @@ constexpr int64_t kPackedBytesA = 16 << 20, kPackedBytesB = 1 << 20;
 constexpr int64_t kPanelCols = 256;
 // The most rows of float32 that are packed at once. b is packed again for the rows after them.
 constexpr int64_t kPackedMostRows = 512;
+// Columns after which steps are applied, a multiple of a panel: operands are read as longer lines.
+constexpr int64_t kPackedFinishCols = 256;
 // Bytes of b, contiguous along n, that are read in place for any number of rows.
 constexpr int64_t kPackedInPlaceBytes = 128 << 10;
 // Steps of k that are summed in tile registers. Further partial sums are added outside of them,
@@ -225,49 +227,68 @@ struct PieceRunner : Piece {
     return {from, 16 * SizeOf(type), line, packed.cols > 16 ? 16 * line : 0};
   }
 
+  /*! \brief Compute the sums of a panel, at column j, of the packed rows [i, i + rows). `sums` has
+   *         room for a panel, and may be `to`. */
+  void PackedPanel(const float* of_a, int64_t rows, int64_t j, float* of_b, float* sums, float* to,
+                   int64_t ld) const {
+    const int64_t k = a.cols, cols = std::min(packed.cols, b.cols - j);
+    // Packing b costs more than it saves for a single tile of rows, and in a nearby cache.
+    const bool in_place = type == kFloat32 && b.plain() && cols == packed.cols &&
+                          (a.rows <= packed.rows || k * b.cols * 4 <= kPackedInPlaceBytes);
+    for (int64_t p = 0; p < k; p += kPackedDepth) {
+      const int64_t deep = std::min(kPackedDepth, k - p);
+      const float* panel = of_b;
+      int64_t line = packed.cols;
+      if (in_place) {
+        panel = reinterpret_cast<const float*>(b.Block(kFloat32, p, deep, j, cols).data);
+        line = b.row;
+      } else {
+        PackPanel(p, deep, j, of_b);
+      }
+      const bool last = p + deep == k;
+      // The rows of tiles differ by one at most: tiles of few rows are slow.
+      const int64_t tiles = (rows + packed.rows - 1) / packed.rows;
+      PackedAhead ahead = After(p, j);
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t r = rows * tile / tiles, height = rows * (tile + 1) / tiles - r;
+        float* before = sums + r * packed.cols;
+        packed.tile[height](of_a + (p / kPackedDepth * rows + r) * kPackedStride, panel, line, deep,
+                            ahead, p == 0 ? nullptr : before, last ? to + r * ld : before,
+                            last ? ld : packed.cols);
+        ahead.from = nullptr;
+      }
+    }
+  }
+
   void Packed() const {
-    const int64_t m = a.rows, n = b.cols, k = a.cols;
-    const int64_t deep_blocks = (k + kPackedDepth - 1) / kPackedDepth;
+    const int64_t m = a.rows, n = b.cols;
+    const int64_t deep_blocks = (a.cols + kPackedDepth - 1) / kPackedDepth;
     const int64_t fitting = kPackedBytesA / (deep_blocks * kPackedStride * 4);
     const int64_t most = std::min(kPackedMostRows, std::max<int64_t>(packed.rows, fitting));
-    const int64_t blocks = (m + most - 1) / most;
-    // Packing b costs more than it saves for a single tile of rows, and in a nearby cache.
-    const bool in_place =
-        type == kFloat32 && b.plain() && (m <= packed.rows || k * n * 4 <= kPackedInPlaceBytes);
-    float* of_a = scratch_a.Floats(most * deep_blocks * kPackedStride);
+    const int64_t blocks = (m + most - 1) / most, height = (m + blocks - 1) / blocks;
+    const bool direct = target_type == kFloat32;
+    float* of_a = scratch_a.Floats(height * deep_blocks * kPackedStride);
     float* of_b = scratch_b.Floats(kPackedDepth * packed.cols);
-    float* sums = scratch_c.Floats(most * packed.cols);
+    float* sums = scratch_c.Floats(height * (packed.cols + (direct ? 0 : kPackedFinishCols)));
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t i = m * block / blocks, rows = m * (block + 1) / blocks - i;
       PackRows(i, rows, of_a);
-      for (int64_t j = 0; j < n; j += packed.cols) {
-        const int64_t cols = std::min(packed.cols, n - j);
-        const bool direct = target_type == kFloat32 && num_steps == 0 && cols == packed.cols;
-        for (int64_t p = 0; p < k; p += kPackedDepth) {
-          const int64_t deep = std::min(kPackedDepth, k - p);
-          const float* panel = of_b;
-          int64_t line = packed.cols;
-          if (in_place && cols == packed.cols) {
-            panel = reinterpret_cast<const float*>(b.Block(kFloat32, p, deep, j, cols).data);
-            line = b.row;
-          } else {
-            PackPanel(p, deep, j, of_b);
-          }
-          const bool to_target = direct && p + deep == k;
-          // The rows of tiles differ by one at most: tiles of few rows are slow.
-          const int64_t tiles = (rows + packed.rows - 1) / packed.rows;
-          PackedAhead ahead = After(p, j);
-          for (int64_t tile = 0; tile < tiles; ++tile) {
-            const int64_t r = rows * tile / tiles, height = rows * (tile + 1) / tiles - r;
-            float* before = sums + r * packed.cols;
-            float* to = to_target ? reinterpret_cast<float*>(At(i + r, j)) : before;
-            const float* of_rows = of_a + (p / kPackedDepth * rows + r) * kPackedStride;
-            packed.tile[height](of_rows, panel, line, deep, ahead, p == 0 ? nullptr : before, to,
-                                to_target ? ld_target : packed.cols);
-            ahead.from = nullptr;
-          }
+      for (int64_t first = 0; first < n; first += kPackedFinishCols) {
+        const int64_t end = std::min(n, first + kPackedFinishCols);
+        float* to = direct ? reinterpret_cast<float*>(At(i, first)) : sums + height * packed.cols;
+        const int64_t ld = direct ? ld_target : kPackedFinishCols;
+        int64_t j = first;
+        for (; j + (direct ? packed.cols : 1) <= end; j += packed.cols) {
+          PackedPanel(of_a, rows, j, of_b, sums, to + (j - first), ld);
         }
-        if (!direct) Finish(sums, packed.cols, i, rows, j, cols);
+        const int64_t done = std::min(j, end);
+        if (!direct || (num_steps > 0 && done > first))
+          Finish(to, ld, i, rows, first, done - first);
+        if (done < end) {
+          // The target has no room for a whole panel.
+          PackedPanel(of_a, rows, done, of_b, sums, sums, packed.cols);
+          Finish(sums, packed.cols, i, rows, done, end - done);
+        }
       }
     }
   }
