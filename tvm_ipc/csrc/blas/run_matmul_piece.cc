@@ -47,7 +47,7 @@ constexpr int64_t kPanelCols = 256;
 // The most rows of float32 that are packed at once. b is packed again for the rows after them.
 constexpr int64_t kPackedMostRows = 512;
 // Columns after which steps are applied, a multiple of a panel: operands are read as longer lines.
-constexpr int64_t kPackedFinishCols = 256;
+constexpr int64_t kPackedFinishCols = 1024;
 // Bytes of b, contiguous along n, that are read in place for any number of rows.
 constexpr int64_t kPackedInPlaceBytes = 128 << 10;
 // Steps of k that are summed in tile registers. Further partial sums are added outside of them,
