@@ -4,6 +4,8 @@
     python benchmarks/blas.py                 # all shapes, one and two threads
     python benchmarks/blas.py --threads 1 --sizes 64 256 1024
     python benchmarks/blas.py --threshold     # where a call of the BLAS begins to be worth it
+    python benchmarks/blas.py --llama         # the linear layers of a Llama, against PyTorch's
+    python benchmarks/blas.py --llama --threads 1 --dtypes float32 --rows 128 512
 
 Contestants, in one process and in turns, so that what else the machine does meets all of them:
 
@@ -12,6 +14,10 @@ Contestants, in one process and in turns, so that what else the machine does mee
 - NumPy's OpenBLAS with as many threads, called from Python, into an array that is there, on the
   same values; 16-bit floats, which it does not have, as float32; bias and ReLU in place;
 - TVM: the same functions with TVM's own pipeline for this processor, called like ours.
+
+`--llama` compares with PyTorch instead, which multiplies into a tensor that is there, too. Weights
+are stored as those of its linear layers, whole and for each of 2 and 4 tensor-parallel workers.
+Each is one of several that no cache holds together. Times of one thread are processor time.
 
 Every round gives one ratio, and the table shows medians. TVM's kernel is measured where a call
 takes less than `--patience` seconds.
@@ -28,12 +34,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
 DTYPES = ("float32", "bfloat16")
 KINDS = ("matmul", "linear")
+#: Columns and rows of the weights of a Llama: heads, keys, MLP, vocabulary, of 1, 2 and 4 workers.
+LLAMA = (
+    *((1024, 1024), (1024, 512), (1024, 3584), (3584, 1024), (1024, 16000)),
+    *((512, 1024), (1024, 256), (1024, 1792), (1792, 1024), (1024, 8000)),
+    *((256, 1024), (1024, 128), (1024, 896), (896, 1024), (1024, 4000)),
+)
+LLAMA_ROWS = (16, 32, 64, 128, 512, 2048)
+#: With as many multiplications, calls are too slow to be repeated; logits of so many rows are rare.
+LLAMA_MOST = 2048 * 1024 * 3584
+#: Weights of one shape, which are multiplied one after another: no cache holds them, as in a model.
+COLD_BYTES = 64 << 20
 SLICE = 0.004  # seconds of one contestant in one round
 SLOW = 1.0  # seconds of a call that is made once
 
@@ -49,36 +67,42 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--patience", type=float, default=20.0)
     parser.add_argument("--threshold", action="store_true")
+    parser.add_argument("--llama", action="store_true")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(LLAMA_ROWS))
     parser.add_argument("--json", help="also write the measurements to this file")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        for row in threshold_rows(options) if options.threshold else rows(options):
+        measured = threshold_rows if options.threshold else llama_rows if options.llama else rows
+        for row in measured(options):
             print(json.dumps(row), flush=True)
         return
     results = []
+    table = SMALL if options.threshold else AGAINST_TORCH if options.llama else FULL
     for threads in options.threads[:1] if options.threshold else options.threads:
-        results += run_child(threads, options.threshold)
+        results += run_child(threads, table)
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1))
-    if not options.threshold:
+    if options.llama:
+        summarise_llama(results)
+    elif not options.threshold:
         summarise(results)
 
 
-def run_child(threads: int, threshold: bool) -> list[dict[str, Any]]:
+def run_child(threads: int, table: Table) -> list[dict[str, Any]]:
     """Measure with a number of threads, which the libraries read when they are loaded."""
     names = ("TVM_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
     environment = {**os.environ, **dict.fromkeys(names, str(threads))}
     command = [sys.executable, *sys.argv, "--child"]
-    print(f"\n{threads} thread{'s' * (threads > 1)}" if not threshold else "")
-    print(SMALL if threshold else HEAD)
+    print(f"\n{threads} thread{'s' * (threads > 1)}" if table is not SMALL else "")
+    print(table.head)
     found = []
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:
             row = {**json.loads(line), "threads": threads}
             found.append(row)
-            print(small_line(row) if threshold else full_line(row), flush=True)
+            print(table.line(row), flush=True)
     if child.returncode:
         sys.exit(child.returncode)
     return found
@@ -128,6 +152,48 @@ def threshold_rows(options: Any) -> Iterator[dict[str, Any]]:
             yield {"m": m, "k": k, "n": n, "dtype": dtype, "ratio": found}
 
 
+def llama_rows(options: Any) -> Iterator[dict[str, Any]]:
+    import torch
+    import tvm
+
+    threads = int(os.environ["TVM_NUM_THREADS"])
+    torch.set_num_threads(threads)
+    # Processor time of one thread, of which other programs on the machine take nothing.
+    clock = time.process_time if threads == 1 else time.perf_counter
+    for dtype in options.dtypes:
+        ours = compiled_linear_layers(LLAMA, dtype)
+        for k, n in LLAMA:
+            most = max(1, COLD_BYTES // (4 * k * n))
+            weights = [torch.randn(n, k).to(getattr(torch, dtype)) for _ in range(most)]
+            own_weights = [tvm.runtime.from_dlpack(w) for w in weights]
+            function = ours[f"linear_{k}_{n}"]
+            for m in options.rows:
+                if m * k * n > LLAMA_MOST:
+                    continue
+                copies = min(most, max(1, LLAMA_MOST // (m * k * n)))
+                x = torch.randn(m, k).to(weights[0].dtype)
+                out = torch.empty(m, n, dtype=x.dtype)
+
+                def linear(x: Any = x, out: Any = out, ws: Any = weights[:copies]) -> object:
+                    return [torch.mm(x, w.T, out=out) for w in ws]
+
+                own_x = tvm.runtime.from_dlpack(x)
+
+                def in_machine(
+                    call: Any = function, x: Any = own_x, ws: Any = own_weights[:copies]
+                ) -> None:
+                    for w in ws:
+                        call(x, w)
+
+                with torch.inference_mode():
+                    timers = {"ours": in_python(in_machine, clock)}
+                    timers["torch"] = in_python(linear, clock)
+                    times = measure(timers, options.rounds)
+                row = {"m": m, "k": k, "n": n, "dtype": dtype}
+                row |= {who: statistics.median(found) / copies for who, found in times.items()}
+                yield row | {"vs_torch": ratio(times["torch"], times["ours"])}
+
+
 def label(kind: str, shape: tuple[int, int, int]) -> str:
     return "_".join(map(str, (kind, *shape)))
 
@@ -161,8 +227,7 @@ def compiled(cases: list[tuple[str, Any]], dtype: str, how: int | str | None) ->
                 result = builder.emit_output(y)
             builder.emit_func_output(result)
     mod = builder.get()
-    cpu = tvm.get_global_func("target.llvm_get_system_cpu")()
-    target = tvm.target.Target({"kind": "llvm", "mcpu": str(cpu)})
+    target = this_processor()
     if how == "tvm":
         executable = tvm.compile(mod, target)
     else:
@@ -170,6 +235,36 @@ def compiled(cases: list[tuple[str, Any]], dtype: str, how: int | str | None) ->
             mod = OffloadBLAS(int(how))(mod)
         executable = tvm.compile(mod, target, relax_pipeline=tvm_ipc.get_pipeline(target, 1))
     return relax.VirtualMachine(executable, tvm.cpu())
+
+
+def compiled_linear_layers(shapes: tuple[tuple[int, int], ...], dtype: str) -> Any:
+    """Return a virtual machine with a function of any number of rows for each shape of weights."""
+    import tvm
+    from tvm import relax
+
+    import tvm_ipc
+
+    builder = relax.BlockBuilder()
+    for k, n in shapes:
+        rows = tvm.tirx.Var("rows", "int64")
+        x = relax.Var("x", relax.TensorType((rows, k), dtype))
+        w = relax.Var("w", relax.TensorType((n, k), dtype))
+        with builder.function(f"linear_{k}_{n}", [x, w]):
+            with builder.dataflow():
+                y = builder.emit(relax.op.matmul(x, relax.op.permute_dims(w)))
+                result = builder.emit_output(y)
+            builder.emit_func_output(result)
+    target = this_processor()
+    pipeline = tvm_ipc.get_pipeline(target, 1)
+    executable = tvm.compile(builder.get(), target, relax_pipeline=pipeline)
+    return relax.VirtualMachine(executable, tvm.cpu())
+
+
+def this_processor() -> Any:
+    import tvm
+
+    cpu = tvm.get_global_func("target.llvm_get_system_cpu")()
+    return tvm.target.Target({"kind": "llvm", "mcpu": str(cpu)})
 
 
 def data(
@@ -212,14 +307,14 @@ def in_vm(machine: Any, name: str, arguments: list[Any]) -> Timer:
     return run
 
 
-def in_python(call: Callable[[], object]) -> Timer:
+def in_python(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> Timer:
     """Return what measures calls of a Python function."""
 
     def run(number: int) -> float:
-        start = time.perf_counter()
+        start = clock()
         for _ in range(number):
             call()
-        return (time.perf_counter() - start) / number
+        return (clock() - start) / number
 
     return run
 
@@ -251,9 +346,6 @@ def ratio(theirs: list[float], ours: list[float]) -> float:
 
 # ---- showing, in the parent -----------------------------------------------------------------
 
-HEAD = f"{'':10} {'shape':>16} {'type':>9} {'ours':>10} {'GFLOP/s':>8} {'NumPy':>8} {'TVM':>8}"
-SMALL = f"{'m':>4} {'k':>4} {'n':>4} {'type':>9} {'work':>6} {'TVM / ours':>10}"
-
 
 def full_line(row: dict[str, Any]) -> str:
     shape = f"{row['m']}x{row['k']}x{row['n']}"
@@ -268,6 +360,47 @@ def full_line(row: dict[str, Any]) -> str:
 def small_line(row: dict[str, Any]) -> str:
     m, k, n = row["m"], row["k"], row["n"]
     return f"{m:4} {k:4} {n:4} {row['dtype']:>9} {m * k * n:6} {row['ratio']:10.2f}"
+
+
+def torch_line(row: dict[str, Any]) -> str:
+    work = 2e-9 * row["m"] * row["k"] * row["n"]
+    return (
+        f"{row['k']:6} {row['n']:6} {row['m']:6} {row['dtype']:>9} {work / row['ours']:10.1f} "
+        f"{work / row['torch']:10.1f} {row['vs_torch']:7.2f}x"
+    )
+
+
+@dataclass(frozen=True)
+class Table:
+    head: str
+    line: Callable[[dict[str, Any]], str]
+
+
+FULL = Table(
+    f"{'':10} {'shape':>16} {'type':>9} {'ours':>10} {'GFLOP/s':>8} {'NumPy':>8} {'TVM':>8}",
+    full_line,
+)
+SMALL = Table(f"{'m':>4} {'k':>4} {'n':>4} {'type':>9} {'work':>6} {'TVM / ours':>10}", small_line)
+AGAINST_TORCH = Table(
+    f"{'k':>6} {'n':>6} {'rows':>6} {'type':>9} {'GFLOP/s':>10} {'PyTorch':>10} {'ratio':>8}",
+    torch_line,
+)
+
+
+def summarise_llama(results: list[dict[str, Any]]) -> None:
+    print()
+    keys = sorted({(row["threads"], row["dtype"], row["m"]) for row in results})
+    for threads, dtype, m in keys:
+        ratios = [
+            row["vs_torch"]
+            for row in results
+            if (row["threads"], row["dtype"], row["m"]) == (threads, dtype, m)
+        ]
+        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        print(
+            f"{threads} threads, {dtype}, {m:4} rows: {mean:.2f}x PyTorch (geometric mean of "
+            f"{len(ratios)} shapes), at least {min(ratios):.2f}x"
+        )
 
 
 def summarise(results: list[dict[str, Any]]) -> None:

@@ -29,8 +29,8 @@ struct AttentionArguments {
   ffi::PackedArgs args;
   AttentionBatch batch{};
   /*! \brief (batch, heads, queries, keys) */
-  int64_t shape[4];
-  int64_t causal;
+  int64_t shape[4] = {};
+  int64_t causal = 0;
 
   template <typename... Args>
   [[noreturn]] void Refuse(const Args&... text) const {

@@ -53,6 +53,32 @@ struct Isa {
   static inline __m256i Lower(U32 words) {
     return _mm512_maskz_cvtepi32_epi16(kAll, (__m512i)words);
   }
+  template <typename Vector>
+  static inline void Transpose(Vector* rows) {
+    __m512 t[16], u[16];
+    for (int i = 0; i < 16; i += 2) {
+      t[i] = _mm512_maskz_unpacklo_ps(kAll, (__m512)rows[i], (__m512)rows[i + 1]);
+      t[i + 1] = _mm512_maskz_unpackhi_ps(kAll, (__m512)rows[i], (__m512)rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+      u[i] = _mm512_maskz_shuffle_ps(kAll, t[i], t[i + 2], 0x44);
+      u[i + 1] = _mm512_maskz_shuffle_ps(kAll, t[i], t[i + 2], 0xee);
+      u[i + 2] = _mm512_maskz_shuffle_ps(kAll, t[i + 1], t[i + 3], 0x44);
+      u[i + 3] = _mm512_maskz_shuffle_ps(kAll, t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; ++i) {
+      t[i] = _mm512_maskz_shuffle_f32x4(kAll, u[i], u[i + 4], 0x88);
+      t[i + 4] = _mm512_maskz_shuffle_f32x4(kAll, u[i], u[i + 4], 0xdd);
+      t[i + 8] = _mm512_maskz_shuffle_f32x4(kAll, u[i + 8], u[i + 12], 0x88);
+      t[i + 12] = _mm512_maskz_shuffle_f32x4(kAll, u[i + 8], u[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; ++i) {
+      rows[i] = (Vector)_mm512_maskz_shuffle_f32x4(kAll, t[i], t[i + 8], 0x88);
+      rows[i + 4] = (Vector)_mm512_maskz_shuffle_f32x4(kAll, t[i + 4], t[i + 12], 0x88);
+      rows[i + 8] = (Vector)_mm512_maskz_shuffle_f32x4(kAll, t[i], t[i + 8], 0xdd);
+      rows[i + 12] = (Vector)_mm512_maskz_shuffle_f32x4(kAll, t[i + 4], t[i + 12], 0xdd);
+    }
+  }
   static inline float Sum(__m512 v) {
     typedef float F32 __attribute__((vector_size(64)));
     F32 all = (F32)v;

@@ -55,6 +55,24 @@ struct Isa {
     __m256i v = (__m256i)words;
     return _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   }
+  template <typename Vector>
+  static inline void Transpose(Vector* rows) {
+    __m256 t[8], u[8];
+    for (int i = 0; i < 8; i += 2) {
+      t[i] = _mm256_unpacklo_ps((__m256)rows[i], (__m256)rows[i + 1]);
+      t[i + 1] = _mm256_unpackhi_ps((__m256)rows[i], (__m256)rows[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+      u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+      u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+      u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+      u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; ++i) {
+      rows[i] = (Vector)_mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
+      rows[i + 4] = (Vector)_mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+    }
+  }
   static inline float Sum(__m256 v) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
@@ -65,6 +83,7 @@ struct Isa {
 }  // namespace
 }  // namespace tvm_ipc
 
+#define TVM_IPC_PACKED_KERNELS
 #include "blas/kernel_table_of_instruction_set.h"
 
 namespace tvm_ipc {

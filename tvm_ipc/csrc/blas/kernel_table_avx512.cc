@@ -6,6 +6,7 @@
  */
 #if defined(__x86_64__)
 #include "blas/isa_avx512.h"
+#define TVM_IPC_PACKED_KERNELS
 #include "blas/kernel_table_of_instruction_set.h"
 
 namespace tvm_ipc {

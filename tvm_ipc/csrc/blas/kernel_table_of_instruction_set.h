@@ -12,6 +12,8 @@
  *   WidenHalf, NarrowHalf            convert float16 to float32, and back to nearest even
  *   WidenBrain, Lower                convert bfloat16 to float32; take the lower halves of words
  *   Sum                              add the lanes
+ * With TVM_IPC_PACKED_KERNELS also:
+ *   Transpose                        transpose kLanes vectors of float32 in place
  */
 #ifndef TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_
 #define TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_
@@ -19,6 +21,9 @@
 #include "blas/kernels_attention.h"
 #include "blas/kernels_axpy_along_n.h"
 #include "blas/kernels_epilogue.h"
+#ifdef TVM_IPC_PACKED_KERNELS
+#include "blas/kernels_float32_packed.h"
+#endif
 
 namespace tvm_ipc {
 namespace {
@@ -32,7 +37,13 @@ constexpr BlasKernels MakeBlasKernels(const char* name) {
       {TVM_IPC_SKINNY(kFloat16), TVM_IPC_SKINNY(kBFloat16), TVM_IPC_SKINNY(kFloat32)},
       {Dot<Widened<kFloat16>>, Dot<Widened<kBFloat16>>, Dot<Widened<kFloat32>>},
       Finish,
-      MakeAttentionKernels<WidenedAttention>()};
+      MakeAttentionKernels<WidenedAttention>(),
+#ifdef TVM_IPC_PACKED_KERNELS
+      MakePackedKernels()
+#else
+      {}
+#endif
+  };
 }
 
 }  // namespace

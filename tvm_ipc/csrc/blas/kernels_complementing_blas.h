@@ -151,6 +151,50 @@ struct AttentionKernels {
   }
 };
 
+/*! \brief Steps of k of a packed block, and the distance of the rows of a packed block of a, which
+ *         is no multiple of a large power of two: such rows would compete for a set of the cache.
+ */
+constexpr int64_t kPackedDepth = 256, kPackedStride = kPackedDepth + 16;
+constexpr int kMaxPackedRows = 14;
+
+/*!
+ * \brief Where the next panel of b is read from. While a tile is computed, the cache lines at
+ *        `from + p / 16 * group + p % 16 * step` and `second` bytes later are prefetched for each
+ *        step p of k, unless `from` is nullptr.
+ */
+struct PackedAhead {
+  const char* from;
+  int64_t group, step, second;  // bytes
+};
+
+/*!
+ * \brief Compute a tile: to = before + a b, for as many packed rows of a as the position in
+ *        PackedKernels::tile, and PackedKernels::cols columns of b, whose lines are `ldb` elements
+ *        apart. `before`, if not nullptr, has rows of PackedKernels::cols
+ * elements.
+ */
+using PackedTileFn = void (*)(const float* a, const float* b, int64_t ldb, int64_t k,
+                              const PackedAhead& ahead, const float* before, float* to, int64_t ld);
+
+/*!
+ * \brief Widen `lines` lines of `length` elements, which are `stride` elements apart, and pad them
+ *        with zeros to a multiple `width` of a vector: the elements of each line if they are stored
+ *        as lines, the lines if they are transposed.
+ */
+using PackFn = void (*)(const char* from, int64_t stride, int64_t lines, int64_t length,
+                        int64_t width, float* to, int64_t ld);
+
+/*! \brief Matmuls of many rows (kernels_float32_packed.h). Absent, with rows == 0, from instruction
+ *         sets for which the BLAS is as fast. */
+struct PackedKernels {
+  int rows;      // the most rows of a tile
+  int64_t cols;  // of a panel
+  /*! \brief The most rows for which `dot` is faster than packing weights contiguous along k. */
+  int64_t dot_rows;
+  PackFn lines[kFloat32 + 1], transposed[kFloat32 + 1];
+  PackedTileFn tile[kMaxPackedRows + 1];  // indexed by the number of rows
+};
+
 struct BlasKernels {
   const char* name;
   /*! \brief Convert `count` elements to float32. Indexed by FloatType, up to kFloat32. */
@@ -166,6 +210,7 @@ struct BlasKernels {
   void (*finish)(const float* sums, int64_t ld_sums, int64_t rows, int64_t cols, const Step* steps,
                  int num_steps, char* target, FloatType type, int64_t ld_target);
   AttentionKernels attention;
+  PackedKernels packed;
 };
 
 // ---- bfloat16 matmuls (bf16_matmul_amx.cc, bf16_matmul_avx512bf16.cc)

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file run_matmul_piece.cc
- * \brief Computes a piece of a matmul with the BLAS or the kernels of kernels_complementing_blas.h,
+ * \brief Computes a piece of a matmul with the kernels of kernels_complementing_blas.h or the BLAS,
  * in blocks that stay in a cache.
  *
  * Memory bandwidth limits matmuls of few rows (a decoder's next token), because every weight is
  * used once per row. The kernels of kernels_axpy_along_n.h read each weight once for up to four
  * rows, and read 16-bit weights without widening them in memory. Other bfloat16 matmuls use tile
  * registers (bf16_matmul_amx.cc) where the processor has them, or vectors that multiply pairs
- * (bf16_matmul_avx512bf16.cc). The BLAS does the rest: float32 and float64 in place, 16-bit floats
- * in blocks that are widened into scratch memory and summed over k there.
+ * (bf16_matmul_avx512bf16.cc). kernels_float32_packed.h computes matmuls of more rows in float32;
+ * it widens 16-bit floats while it packs them. The BLAS computes those in float64, and those for
+ * instruction sets without these kernels: float32 in place, 16-bit floats in blocks that are
+ * widened into scratch memory and summed over k there.
  */
 #include "blas/run_matmul_piece.h"
 
@@ -32,6 +34,9 @@ constexpr int64_t kManyWeights = 1 << 17;
 // Up to this many rows, reading weights in place is faster than the BLAS, which packs them, if they
 // are contiguous along k.
 constexpr int64_t kDotRows = 128;
+// Where there are packed kernels, each dot product has to have this many steps of k for each row:
+// it ends with additions across lanes, as packing ends after a number of rows.
+constexpr int64_t kStepsPerDotRow = 16;
 // Rows, columns and depth of the blocks of 16-bit operands that are widened at once.
 constexpr int64_t kBlockRows = 512, kBlockCols = 512, kBlockDepth = 512;
 // For matmuls in tiles: bytes of each operand that are packed at once, and the most columns of sums
@@ -39,6 +44,12 @@ constexpr int64_t kBlockRows = 512, kBlockCols = 512, kBlockDepth = 512;
 // multiplied; a is read once for each part.
 constexpr int64_t kPackedBytesA = 16 << 20, kPackedBytesB = 1 << 20;
 constexpr int64_t kPanelCols = 256;
+// The most rows of float32 that are packed at once. b is packed again for the rows after them.
+constexpr int64_t kPackedMostRows = 512;
+// Columns after which steps are applied, a multiple of a panel: operands are read as longer lines.
+constexpr int64_t kPackedFinishCols = 1024;
+// Bytes of b, contiguous along n, that are read in place for any number of rows.
+constexpr int64_t kPackedInPlaceBytes = 128 << 10;
 // Steps of k that are summed in tile registers. Further partial sums are added outside of them,
 // because the rounding error of a sum grows with the number of its terms.
 constexpr int64_t kStretchSteps = 4096 / kTileStep;
@@ -65,6 +76,7 @@ struct PieceRunner : Piece {
   explicit PieceRunner(const Piece& piece) : Piece(piece) {}
 
   const BlasKernels& kernels = CurrentBlasKernels();
+  const PackedKernels& packed = kernels.packed;
   const TileKernels* tiles = type == kBFloat16 ? CurrentTiles() : nullptr;
   const DotFn pair_dot = type == kBFloat16 ? CurrentPairDot() : nullptr;
 
@@ -93,10 +105,12 @@ struct PieceRunner : Piece {
       Nothing();
     } else if (InPlace()) {
       FewRows();
-    } else if (type == kFloat32) {
-      Float32();
     } else if (type == kBFloat16 && tiles != nullptr) {
       InTiles();
+    } else if (packed.rows > 0) {
+      Packed();
+    } else if (type == kFloat32) {
+      Float32();
     } else {
       Blocks();
     }
@@ -111,11 +125,28 @@ struct PieceRunner : Piece {
 
   /*! \brief Return whether to read weights in place, without packing or widening them first. */
   bool InPlace() const {
+    if (packed.rows > 0 && pair_dot == nullptr) return PackingIsSlower();
     const bool many = a.cols * b.cols >= kManyWeights;
     if (type == kFloat32 && !many) return false;
     if (a.rows <= (type == kFloat32 ? kFewRowsFloat32 : kFewRows)) return true;
     const int64_t most = pair_dot != nullptr ? tiles->rows_in_place : kDotRows;
     return many && !b.plain() && a.col == 1 && a.rows <= most;
+  }
+
+  /*!
+   * \brief Return whether the kernels for few rows are faster than packed ones.
+   *
+   * Sums of weights that are contiguous along k have another order there. So that no split of a
+   * matmul changes it, this does not depend on the number of columns, and the limit is lower than
+   * the rows of pieces.
+   */
+  bool PackingIsSlower() const {
+    if (!b.plain()) {
+      return a.col == 1 && a.rows <= std::min(packed.dot_rows, a.cols / kStepsPerDotRow);
+    }
+    // Along n the order is the same.
+    return a.rows <= (type == kFloat32 ? kFewRowsFloat32 : kFewRows) &&
+           a.cols * b.cols >= kManyWeights;
   }
 
   void FewRows() const {
@@ -154,6 +185,111 @@ struct PieceRunner : Piece {
         }
       }
       if (finish) Finish(sums, ld, 0, m, j, width);
+    }
+  }
+
+  /*! \brief Pack the rows [i, i + rows) of a, one block of kPackedDepth steps of k after another.
+   */
+  void PackRows(int64_t i, int64_t rows, float* to) const {
+    for (int64_t p = 0; p < a.cols; p += kPackedDepth, to += rows * kPackedStride) {
+      const int64_t deep = std::min(kPackedDepth, a.cols - p);
+      const Matrix block = a.Block(type, i, rows, p, deep);
+      if (a.plain()) {
+        packed.lines[type](block.data, a.row, rows, deep, deep, to, kPackedStride);
+      } else {
+        packed.transposed[type](block.data, a.col, deep, rows, deep, to, kPackedStride);
+      }
+    }
+  }
+
+  /*! \brief Pack `deep` steps of k, from step p, of a panel of columns. */
+  void PackPanel(int64_t p, int64_t deep, int64_t j, float* to) const {
+    const int64_t cols = std::min(packed.cols, b.cols - j);
+    const Matrix block = b.Block(type, p, deep, j, cols);
+    if (b.plain()) {
+      packed.lines[type](block.data, b.row, deep, cols, packed.cols, to, packed.cols);
+    } else {
+      packed.transposed[type](block.data, b.col, cols, deep, packed.cols, to, packed.cols);
+    }
+  }
+
+  /*! \brief Return what to prefetch of the panel that is packed after the one at (p, j). */
+  PackedAhead After(int64_t p, int64_t j) const {
+    p += kPackedDepth;
+    if (p >= b.rows) {
+      p = 0;
+      j += packed.cols;
+    }
+    if (j >= b.cols) return {nullptr, 0, 0, 0};
+    const int64_t line = b.ld() * SizeOf(type);
+    const char* from = b.Block(type, p, 0, j, 0).data;
+    if (b.plain()) return {from, 16 * line, line, 64};
+    return {from, 16 * SizeOf(type), line, packed.cols > 16 ? 16 * line : 0};
+  }
+
+  /*! \brief Compute the sums of a panel, at column j, of the packed rows [i, i + rows). `sums` has
+   *         room for a panel, and may be `to`. */
+  void PackedPanel(const float* of_a, int64_t rows, int64_t j, float* of_b, float* sums, float* to,
+                   int64_t ld) const {
+    const int64_t k = a.cols, cols = std::min(packed.cols, b.cols - j);
+    // Packing b costs more than it saves for a single tile of rows, and in a nearby cache.
+    const bool in_place = type == kFloat32 && b.plain() && cols == packed.cols &&
+                          (a.rows <= packed.rows || k * b.cols * 4 <= kPackedInPlaceBytes);
+    for (int64_t p = 0; p < k; p += kPackedDepth) {
+      const int64_t deep = std::min(kPackedDepth, k - p);
+      const float* panel = of_b;
+      int64_t line = packed.cols;
+      if (in_place) {
+        panel = reinterpret_cast<const float*>(b.Block(kFloat32, p, deep, j, cols).data);
+        line = b.row;
+      } else {
+        PackPanel(p, deep, j, of_b);
+      }
+      const bool last = p + deep == k;
+      // The rows of tiles differ by one at most: tiles of few rows are slow.
+      const int64_t tiles = (rows + packed.rows - 1) / packed.rows;
+      PackedAhead ahead = After(p, j);
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t r = rows * tile / tiles, height = rows * (tile + 1) / tiles - r;
+        float* before = sums + r * packed.cols;
+        packed.tile[height](of_a + (p / kPackedDepth * rows + r) * kPackedStride, panel, line, deep,
+                            ahead, p == 0 ? nullptr : before, last ? to + r * ld : before,
+                            last ? ld : packed.cols);
+        ahead.from = nullptr;
+      }
+    }
+  }
+
+  void Packed() const {
+    const int64_t m = a.rows, n = b.cols;
+    const int64_t deep_blocks = (a.cols + kPackedDepth - 1) / kPackedDepth;
+    const int64_t fitting = kPackedBytesA / (deep_blocks * kPackedStride * 4);
+    const int64_t most = std::min(kPackedMostRows, std::max<int64_t>(packed.rows, fitting));
+    const int64_t blocks = (m + most - 1) / most, height = (m + blocks - 1) / blocks;
+    const bool direct = target_type == kFloat32;
+    float* of_a = scratch_a.Floats(height * deep_blocks * kPackedStride);
+    float* of_b = scratch_b.Floats(kPackedDepth * packed.cols);
+    float* sums = scratch_c.Floats(height * (packed.cols + (direct ? 0 : kPackedFinishCols)));
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t i = m * block / blocks, rows = m * (block + 1) / blocks - i;
+      PackRows(i, rows, of_a);
+      for (int64_t first = 0; first < n; first += kPackedFinishCols) {
+        const int64_t end = std::min(n, first + kPackedFinishCols);
+        float* to = direct ? reinterpret_cast<float*>(At(i, first)) : sums + height * packed.cols;
+        const int64_t ld = direct ? ld_target : kPackedFinishCols;
+        int64_t j = first;
+        for (; j + (direct ? packed.cols : 1) <= end; j += packed.cols) {
+          PackedPanel(of_a, rows, j, of_b, sums, to + (j - first), ld);
+        }
+        const int64_t done = std::min(j, end);
+        if (!direct || (num_steps > 0 && done > first))
+          Finish(to, ld, i, rows, first, done - first);
+        if (done < end) {
+          // The target has no room for a whole panel.
+          PackedPanel(of_a, rows, done, of_b, sums, sums, packed.cols);
+          Finish(sums, packed.cols, i, rows, done, end - done);
+        }
+      }
     }
   }
 
@@ -254,6 +390,7 @@ struct PieceRunner : Piece {
     } else {
       result.col = from.rows;
     }
+    result.Settle();
     return result;
   }
 
