@@ -337,18 +337,32 @@ def compiler_environment(temporary: str) -> dict[str, str]:
     return {**os.environ, "TVM_USE_RUNTIME_LIB": "0", "TMPDIR": temporary}
 
 
-@contextlib.contextmanager
-def runtime_alone() -> Iterator[None]:
+def runtime_alone() -> contextlib.AbstractContextManager[None]:
     """Make an `import tvm` inside the `with` block load only the runtime."""
-    previous = os.environ.get("TVM_USE_RUNTIME_LIB")
-    os.environ["TVM_USE_RUNTIME_LIB"] = "1"
+    return _variable("TVM_USE_RUNTIME_LIB", "1")
+
+
+def without_native_backtraces() -> contextlib.AbstractContextManager[None]:
+    """Make the FFI raise errors inside the `with` block without the functions they come from.
+
+    TVM catches several errors while it is imported with its compiler. For the backtrace of the
+    first one, the FFI reads all debug information, which takes half a second.
+    """
+    return _variable("TVM_TRACEBACK_LIMIT", "0")
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable inside the `with` block."""
+    previous = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
         if previous is None:
-            del os.environ["TVM_USE_RUNTIME_LIB"]
+            del os.environ[name]
         else:
-            os.environ["TVM_USE_RUNTIME_LIB"] = previous
+            os.environ[name] = previous
 
 
 def _flag(name: str) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import TVM without its compiler and without PyTorch.
+"""Import TVM without PyTorch, and without its compiler or with it.
 
 TVM's FFI imports PyTorch if it is installed, and `import tvm` loads a compiler of 250 MB. Workers
 need neither, nor does a controller that compiles nothing.
@@ -8,18 +8,12 @@ need neither, nor does a controller that compiles nothing.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
-from typing import Final
 
-from tvm_ipc import runtime
 from tvm_ipc.errors import IPCError
 from tvm_ipc.runtime import config
 from tvm_ipc.tvm_private_names import REGISTERED_TYPE_KEYS, TYPE_INDEX_LOOKUP, has_compiler
-
-#: The environment variable with the most frames of a backtrace; the FFI reads it for each error.
-_BACKTRACE_LIMIT: Final = "TVM_TRACEBACK_LIMIT"
 
 
 def runtime_only() -> None:
@@ -86,30 +80,12 @@ def fast_import() -> Iterator[None]:
 
 
 def import_with_compiler() -> None:
-    """Import TVM with its compiler in half the time, without PyTorch, and set up the runtime.
+    """Import TVM with its compiler in half the time, and without PyTorch.
 
     This is for processes that `subprocess_call` starts. They import PyTorch later, if they need it.
     """
-    with without_torch(), _without_native_backtraces():
-        runtime.ready()
-
-
-@contextlib.contextmanager
-def _without_native_backtraces() -> Iterator[None]:
-    """Raise errors of the FFI without the functions that they come from.
-
-    While TVM is imported with its compiler, it catches several errors. For the backtrace of the
-    first one, the FFI reads all debug information, which takes half a second.
-    """
-    previous = os.environ.get(_BACKTRACE_LIMIT)
-    os.environ[_BACKTRACE_LIMIT] = "0"
-    try:
-        yield
-    finally:
-        if previous is None:
-            del os.environ[_BACKTRACE_LIMIT]
-        else:
-            os.environ[_BACKTRACE_LIMIT] = previous
+    with without_torch(), config.without_native_backtraces():
+        import tvm  # noqa: F401
 
 
 @contextlib.contextmanager

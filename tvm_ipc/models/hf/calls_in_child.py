@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that `tvm_ipc.runtime.subprocess_call` calls in a child process, to compile a model.
+"""The functions that `runtime.subprocess_call` calls in a child process, to compile a model.
 
 Importing this module imports no TVM, so the functions can first report what they do, and then
 import TVM faster than an import statement does.
