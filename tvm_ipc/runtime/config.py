@@ -337,32 +337,18 @@ def compiler_environment(temporary: str) -> dict[str, str]:
     return {**os.environ, "TVM_USE_RUNTIME_LIB": "0", "TMPDIR": temporary}
 
 
-def runtime_alone() -> contextlib.AbstractContextManager[None]:
-    """Make an `import tvm` inside the `with` block load only the runtime."""
-    return _variable("TVM_USE_RUNTIME_LIB", "1")
-
-
-def without_native_backtraces() -> contextlib.AbstractContextManager[None]:
-    """Make the FFI raise errors inside the `with` block without the functions they come from.
-
-    TVM catches several errors while it is imported with its compiler. For the backtrace of the
-    first one, the FFI reads all debug information, which takes half a second.
-    """
-    return _variable("TVM_TRACEBACK_LIMIT", "0")
-
-
 @contextlib.contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable inside the `with` block."""
-    previous = os.environ.get(name)
-    os.environ[name] = value
+def runtime_alone() -> Iterator[None]:
+    """Make an `import tvm` inside the `with` block load only the runtime."""
+    previous = os.environ.get("TVM_USE_RUNTIME_LIB")
+    os.environ["TVM_USE_RUNTIME_LIB"] = "1"
     try:
         yield
     finally:
         if previous is None:
-            del os.environ[name]
+            del os.environ["TVM_USE_RUNTIME_LIB"]
         else:
-            os.environ[name] = previous
+            os.environ["TVM_USE_RUNTIME_LIB"] = previous
 
 
 def _flag(name: str) -> bool:

@@ -80,11 +80,11 @@ def fast_import() -> Iterator[None]:
 
 
 def import_with_compiler() -> None:
-    """Import TVM with its compiler in half the time, and without PyTorch.
+    """Import TVM with its compiler, and without PyTorch.
 
     This is for processes that `subprocess_call` starts. They import PyTorch later, if they need it.
     """
-    with without_torch(), config.without_native_backtraces():
+    with without_torch():
         import tvm  # noqa: F401
 
 

@@ -79,19 +79,19 @@ def test_a_controller_has_what_workers_have(trained: tuple[Path, Any], tmp_path:
 
 
 def test_import_with_compiler(run_python: Callable[..., str]) -> None:
-    """The compiler is there, PyTorch is not until it is imported, and errors have backtraces."""
+    """The compiler is there, and PyTorch is not until it is imported."""
     said = run_python(
-        "import os, sys\n"
+        "import sys\n"
         "import tvm_ipc.models.hf.calls_in_child\n"
         "print({'tvm', 'tvm_ffi', 'torch'} & {*sys.modules})\n"
         "from tvm_ipc.runtime.import_tvm_without_compiler import import_with_compiler\n"
         "import_with_compiler()\n"
         "import tvm\n"
-        "print('torch' in sys.modules, 'TVM_TRACEBACK_LIMIT' in os.environ)\n"
+        "print('torch' in sys.modules)\n"
         "import torch\n"
         "print(tvm.runtime.tensor(torch.ones(2)).numpy().tolist(), tvm.relax.Var('x').name)\n"
     )
-    assert said.splitlines() == ["set()", "False False", "[1.0, 1.0] x"]
+    assert said.splitlines() == ["set()", "False", "[1.0, 1.0] x"]
 
 
 def test_runtime_only_comes_first(run_python: Callable[..., str]) -> None:

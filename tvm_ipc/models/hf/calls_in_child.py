@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions that `runtime.subprocess_call` calls in a child process, to compile a model.
 
-Importing this module imports no TVM, so the functions can first report what they do, and then
-import TVM faster than an import statement does.
+Importing this module imports no TVM, so the functions can first report what they do, and import
+TVM without PyTorch, which a model that is cached after its import does not need.
 """
 
 from __future__ import annotations
