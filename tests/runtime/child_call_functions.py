@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import subprocess
 import sys
@@ -59,6 +61,14 @@ def wait(_given: None, tell: Tell) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     tell(f"{os.getpid()} {other.pid}")
     time.sleep(600)
+
+
+def linger(given: float, tell: Tell) -> str:
+    """Leave what would keep the interpreter from ending for some seconds."""
+    atexit.register(time.sleep, given)
+    logging.basicConfig(format="%(message)s")
+    logging.error("logged")
+    return "done"
 
 
 def exit_code(program: str, _: Tell) -> int:

@@ -57,6 +57,13 @@ def test_result() -> None:
     assert not Path(found["temporary"]).exists(), "with what it has left there"
 
 
+def test_it_ends_at_once_after_a_result(capfd: pytest.CaptureFixture[str]) -> None:
+    begin = time.monotonic()
+    assert call("linger", 9.0) == "done"
+    assert time.monotonic() - begin < 8.0
+    assert capfd.readouterr().err == "logged\n", "nothing is lost"
+
+
 def test_in_a_thread() -> None:
     with ThreadPoolExecutor(2) as threads:
         first, second = (threads.submit(call, "answer", {"word": "a"}) for _ in range(2))

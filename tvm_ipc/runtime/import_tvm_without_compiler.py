@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import TVM without its compiler and without PyTorch.
+"""Import TVM without PyTorch, and without its compiler or with it.
 
 TVM's FFI imports PyTorch if it is installed, and `import tvm` loads a compiler of 250 MB. Workers
 need neither, nor does a controller that compiles nothing.
@@ -77,6 +77,15 @@ def fast_import() -> Iterator[None]:
         yield
     finally:
         TYPE_INDEX_LOOKUP.set(original_lookup)
+
+
+def import_with_compiler() -> None:
+    """Import TVM with its compiler, and without PyTorch.
+
+    This is for processes that `subprocess_call` starts. They import PyTorch later, if they need it.
+    """
+    with without_torch():
+        import tvm  # noqa: F401
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import builtins
 import contextlib
 import importlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -155,7 +156,18 @@ def is_child() -> bool:
 
 
 def main(messages: int, call_file: int) -> None:
-    """Run the function and report its result; the program of the child."""
+    """Run the function and report its result; the program of the child.
+
+    The child then ends at once. The interpreter would take seconds to destroy the objects of
+    PyTorch and of TVM's compiler, and the caller waits until its temporary files can be removed.
+    """
+    _main(messages, call_file)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _main(messages: int, call_file: int) -> None:
     global _is_child
     _is_child = True
     standard_fd_reservation.fill()

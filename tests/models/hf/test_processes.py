@@ -42,6 +42,8 @@ with tvm_ipc.Session(2) as session:
     found["tokens"] = list(model.generate(prompt, 6))
     found["most"] = list(map(most, session.pids))
     found["modules"] = loaded()
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in session.pids]
+    found["libraries"] = [name for name in ("libtorch", "libtvm_compiler") if name in "".join(maps)]
     found["text"] = "".join(model.generate("word5 word61 word17 word3", 6))
     found["modules_of_text"] = loaded()
 from tvm_ipc.__main__ import main
@@ -66,6 +68,7 @@ def test_a_controller_has_what_workers_have(trained: tuple[Path, Any], tmp_path:
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found["tokens"] == continued(model, PROMPT, 6)
     assert found["modules"] == [], "of a controller, which starts with a model that is not compiled"
+    assert found["libraries"] == [], "of the controller and of workers"
     assert found["text"] == " ".join(f"word{token}" for token in found["tokens"])
     assert found["modules_of_text"] == ["transformers"], "for the tokenizer"
     assert found["modules_of_command"] == ["transformers"]
@@ -73,6 +76,22 @@ def test_a_controller_has_what_workers_have(trained: tuple[Path, Any], tmp_path:
     assert "compiling: legalize" in first
     assert second == ["loading weights"], "what is kept is taken as it is"
     assert found["most"][0] < 1.2 * found["most"][1]
+
+
+def test_import_with_compiler(run_python: Callable[..., str]) -> None:
+    """The compiler is there, and PyTorch is not until it is imported."""
+    said = run_python(
+        "import sys\n"
+        "import tvm_ipc.models.hf.calls_in_child\n"
+        "print({'tvm', 'tvm_ffi', 'torch'} & {*sys.modules})\n"
+        "from tvm_ipc.runtime.import_tvm_without_compiler import import_with_compiler\n"
+        "import_with_compiler()\n"
+        "import tvm\n"
+        "print('torch' in sys.modules)\n"
+        "import torch\n"
+        "print(tvm.runtime.tensor(torch.ones(2)).numpy().tolist(), tvm.relax.Var('x').name)\n"
+    )
+    assert said.splitlines() == ["set()", "False", "[1.0, 1.0] x"]
 
 
 def test_runtime_only_comes_first(run_python: Callable[..., str]) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import tvm
+from tvm import relax
 
 from tests.models.hf.checkpoints import model_of, torch
 from tvm_ipc.models.hf import torch_import, transformers_attention
 from tvm_ipc.models.hf.equal_layers import find_layers, trace
 from tvm_ipc.models.hf.repeated_layers import NotRepeatableError
 
+LOWER_BOUND = "tir_var_lower_bound"
 #: Models, and for each layer the first one that equals it.
 MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "Llama": ({"num_hidden_layers": 4}, (0, 0, 0, 0)),
@@ -47,9 +49,28 @@ def exported_whole(model: Any) -> Any:
 
 
 def check_equal(found: Any, expected: Any) -> None:
-    tvm.ir.assert_structural_equal(found.module, expected.module)
+    """Check that two decoders are equal, except for the names of symbolic variables."""
+    functions = [{g.name_hint: f for g, f in d.module.functions.items()} for d in (found, expected)]
+    assert functions[0].keys() == functions[1].keys()
+    for name, function in functions[1].items():
+        repeated = functions[0][name]
+        tvm.ir.assert_structural_equal(without_bounds(repeated), without_bounds(function))
+        assert sorted(bounds(repeated).values()) == sorted(bounds(function).values())
+        names, expected_names = ([str(p.name) for p in f.params] for f in (repeated, function))
+        assert names == expected_names
     for name in ("names", "plan", "caches", "vocabulary"):
         assert getattr(found, name) == getattr(expected, name), name
+
+
+def bounds(function: relax.Function) -> dict[str, int]:
+    """Return the lower bounds of symbolic variables, which must be variables of the function."""
+    found = {str(name): int(bound) for name, bound in function.attrs[LOWER_BOUND].items()}
+    assert {*found} <= {var.name for var in relax.analysis.defined_symbolic_vars(function)}
+    return found
+
+
+def without_bounds(function: relax.Function) -> relax.Function:
+    return function.without_attr(LOWER_BOUND)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -59,10 +80,48 @@ def test_equal_layers(name: str) -> None:
     assert firsts_of(model, 7) == firsts_of(model, 1) == first
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen2Moe"])
-def test_program_is_that_of_all_layers(name: str) -> None:
-    sizes, _ = MODELS[name]
+@pytest.mark.parametrize("name", MODELS)
+def test_program_is_that_of_all_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, first = MODELS[name]
     model = model_of(name, **sizes)
+    modules, exported = list(model.modules()), weights_of_exports(monkeypatch)
+    found = torch_import.import_decoder(model, 2)
+    assert all(a is b for a, b in zip(model.modules(), modules, strict=True)), "nothing is left"
+    layers = [name for name, _ in find_layers(model, len(first))]
+    skipped = [f".{name}." for layer, name in enumerate(layers) if first[layer] != layer]
+    assert len(exported) == 2
+    for weights in exported:
+        assert weights
+        assert not [weight for weight in weights if any(name in weight for name in skipped)]
+    check_equal(found, exported_whole(model))
+
+
+def weights_of_exports(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return a list that gets the names of the weights of each export."""
+    exported: list[list[str]] = []
+    export = torch_import._export
+
+    def recorded(*args: Any) -> Any:
+        program = export(*args)
+        exported.append(list(program.graph_signature.inputs_to_parameters.values()))
+        return program
+
+    monkeypatch.setattr(torch_import, "_export", recorded)
+    return exported
+
+
+@pytest.mark.parametrize("what", ["weight", "buffer"])
+def test_layers_of_which_more_is_used_are_all_exported(what: str) -> None:
+    """The model uses the weight of a layer that would be skipped, or the layer has a buffer."""
+    model = model_of("Llama", num_hidden_layers=3)
+    layers = model.model.layers
+    if what == "buffer":
+        for layer in layers:
+            layer.register_buffer("unused", torch.ones(2))
+    else:
+        forward = model.model.norm.forward
+        model.model.norm.forward = lambda x: forward(x) * layers[2].input_layernorm.weight
+    assert firsts_of(model) == (0, 0, 0)
     check_equal(torch_import.import_decoder(model, 2), exported_whole(model))
 
 

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps that need PyTorch, transformers or TVM's compiler, for a child process.
 
-`tvm_ipc.runtime.subprocess_call` calls these functions in the child. Their requests and results are
-JSON values.
+`tvm_ipc.models.hf.calls_in_child` calls these functions in the child. Their requests and results
+are JSON values.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import threading
 from collections.abc import Callable, Iterable
@@ -27,17 +26,6 @@ from tvm_ipc.runtime.subprocess_call import is_child
 
 def compile_model(request: dict[str, Any], progress: Callable[[str], None]) -> None:
     """Compile a model into the private folder `request["work"]`."""
-    was_enabled = gc.isenabled()
-    gc.disable()  # it would take a fifth of the time, and the process ends soon
-    try:
-        _compile_model(request, progress)
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _compile_model(request: dict[str, Any], progress: Callable[[str], None]) -> None:
-    progress("importing TVM")
     import tvm
 
     from tvm_ipc.cpu.host_cpu_target import cpu_target

@@ -185,7 +185,7 @@ def _compile_into(work: Path, request: Mapping[str, Any], progress: Callable[[st
     request = {**request, "work": str(work), "imported": str(_imported_entry(request))}
     try:
         run_in_child(
-            "tvm_ipc.models.hf.compile_and_map_names_in_child:compile_model",
+            "tvm_ipc.models.hf.calls_in_child:compile_model",
             request,
             progress,
             "to compile a model",

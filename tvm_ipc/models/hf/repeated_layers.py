@@ -6,7 +6,7 @@ Exported, where layer 1 equals layer 0:
     a = f(begin, layers_0_weight, past_0)
     end = mark(a, "end", 0)
     b = mark(end, "repeat", 1)
-    return g(b), past_0 and what f appended, past_2 ...
+    return g(b), past_0 and what f appended
 
 After `repeat_layers`:
     a = f(hidden, layers_0_weight, past_0)
@@ -20,11 +20,13 @@ takes most of the time to compile a model, and as long for each layer.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 import tvm
+from torch import nn
 from tvm import relax
 
 from tvm_ipc.analysis.ffi_arrays import as_list
@@ -35,6 +37,9 @@ from tvm_ipc.tvm_moved_names import StringImm
 _BEGIN: Final = "begin"
 _END: Final = "end"
 _REPEAT: Final = "repeat"
+#: The number of parameters before keys and values, and how the names of weights begin.
+_INPUTS: Final = 2
+_WEIGHT: Final = "p_inner_"
 #: The function that stands for a mark in an imported program, until `repeat_layers` replaces it.
 _MARK: Final = "tvm_ipc.mark"
 _PACKED: Final = tvm.ir.Op.get("relax.call_pure_packed")
@@ -67,15 +72,37 @@ def convert_mark(node: Any, importer: Any) -> relax.Var:
 
 
 @contextlib.contextmanager
-def marked(layers: Layers, equal: EqualLayers) -> Iterator[None]:
-    """Mark the first of equal layers in what is exported, and skip the others."""
+def marked(model: nn.Module, layers: Layers, equal: EqualLayers) -> Iterator[None]:
+    """Mark the first of equal layers in what is exported, and skip the others.
+
+    A skipped layer is replaced by a copy without weights, so that PyTorch does not process them.
+    """
     with contextlib.ExitStack() as stack:
-        for index, (_, layer) in enumerate(layers):
+        for index, (name, layer) in enumerate(layers):
             if equal.first[index] != index:
-                stack.enter_context(with_forward(layer, _skipped(index, equal.lengths[index])))
+                if any(True for _ in layer.buffers()):
+                    raise NotRepeatableError("a layer has buffers")
+                skipped = _skipped(index, equal.lengths[index])
+                stack.enter_context(_replaced_by_empty(model, name, skipped))
+                stack.enter_context(with_forward(layer, skipped))
             elif equal.first.count(index) > 1:
                 stack.enter_context(with_forward(layer, _between_marks(index, layer.forward)))
         yield
+
+
+@contextlib.contextmanager
+def _replaced_by_empty(model: nn.Module, name: str, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace a layer by one with the same attributes, and without weights and modules."""
+    list_name, _, index = name.rpartition(".")
+    layers = model.get_submodule(list_name)
+    layer = layers[int(index)]
+    empty = copy.copy(layer)
+    vars(empty).update(_parameters={}, _modules={}, forward=forward)
+    layers[int(index)] = empty
+    try:
+        yield
+    finally:
+        layers[int(index)] = layer
 
 
 def _between_marks(index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,21 +130,26 @@ def repeat_layers(
     names: Mapping[str, str],
     layers: Sequence[str],
     first: Sequence[int],
-) -> relax.Function:
-    """Return the imported function of all layers.
+    weights: Sequence[str],
+) -> tuple[relax.Function, dict[str, str]]:
+    """Return the imported function of all layers, and the names of weights by its parameters.
 
     Parameters
     ----------
-    function : the function of a model that was exported within `marked`.
+    function : the function of a model that was exported within `marked`. Its parameters are ids,
+        positions, the keys and values of the exported layers, and weights.
     names : the names of weights, by the names of parameters.
     layers : the names of the layers.
     first : for each layer the index of the first layer that equals it.
+    weights : the names of the weights of the model, in the order of the parameters; all names of
+        tied ones.
     """
-    return _Repeat(function, names, layers, first).function
+    repeated = _Repeat(function, names, layers, first, weights)
+    return repeated.function, repeated.names
 
 
 class _Repeat:
-    """The function of all layers; `function` is the result."""
+    """The function of all layers: `function`, and `names`, those of its weights."""
 
     def __init__(
         self,
@@ -125,24 +157,34 @@ class _Repeat:
         names: Mapping[str, str],
         layers: Sequence[str],
         first: Sequence[int],
+        weights: Sequence[str],
     ) -> None:
         if len(function.body.blocks) != 1:
             raise NotRepeatableError("the function has several blocks")
         self._layers, self._first = layers, first
-        params = {str(param.name): param for param in function.params}
-        self._weights = {names[name]: param for name, param in params.items() if name in names}
-        #: The operands of marks, by the variables of the marks.
+        self._own = sorted(set(first))
+        #: The operands of marks, by the variables of the marks; and keys and values that are
+        #: parameters with another name here.
         self._replaced: dict[Any, relax.Expr] = {}
-        #: The variables with keys and values that a skipped layer returns, by their inputs.
-        self._states: dict[Any, relax.Expr] = {}
         #: The input and the bindings of each layer between marks.
         self._inputs: dict[int, relax.Expr] = {}
         self._bindings: dict[int, list[relax.Binding]] = {}
         self._outputs: dict[int, relax.Expr] = {}
         (block,) = function.body.blocks
         *bindings, last = as_list(block.bindings)
+        is_result = last.var.same_as(function.body.body) and isinstance(last.value, relax.Tuple)
+        if not is_result or len(last.value.fields) != 1 + 2 * len(self._own):
+            raise NotRepeatableError("the last binding is not the tuple of all results")
+        logits, *states = as_list(last.value.fields)
+        #: Keys and values that the layers return.
+        self._states = {
+            2 * layer + kind: states[2 * number + kind]
+            for number, layer in enumerate(self._own)
+            for kind in range(2)
+        }
+        self._past = self._keys_and_values(function)
+        params = self._parameters(function, names, weights)
         out: list[relax.Binding] = []
-        self._past, self._results = self._keys_and_values(function, last)
         open_layer: int | None = None
         for binding in bindings:
             mark = _mark_of(binding.value)
@@ -163,23 +205,59 @@ class _Repeat:
                 self._inputs[index], self._bindings[index], open_layer = operand, [], index
             else:
                 self._outputs[index], open_layer = operand, None
-        results = _with_variables(last.value, {**self._replaced, **self._states})
+        all_states = [self._states[number] for number in range(2 * len(layers))]
+        results = _with_variables(relax.Tuple([logits, *all_states]), self._replaced)
         result = type(last.var)(last.var.name, results.ty)
         out.append(relax.VarBinding(result, results, last.span))
         body = typed(relax.SeqExpr([type(block)(out, block.span)], result), results.ty)
         self.function = relax.Function(
-            function.params, body, results.ty, function.is_pure, function.attrs, function.span
-        )
+            params, body, results.ty, function.is_pure, function.attrs, function.span
+        ).with_attr("num_input", _INPUTS + len(self._past))
 
-    def _keys_and_values(
-        self, function: relax.Function, last: relax.Binding
-    ) -> tuple[list[relax.Var], list[relax.Expr]]:
-        """Return the parameters with past keys and values, and the results after the logits."""
-        count = 2 * len(self._layers)
-        is_result = last.var.same_as(function.body.body) and isinstance(last.value, relax.Tuple)
-        if not is_result or len(last.value.fields) != 1 + count:
-            raise NotRepeatableError("the last binding is not the tuple of all results")
-        return list(function.params[2 : 2 + count]), as_list(last.value.fields)[1:]
+    def _keys_and_values(self, function: relax.Function) -> list[relax.Var]:
+        """Return the parameters with past keys and values, those of skipped layers too."""
+        past = []
+        for layer, first in enumerate(self._first):
+            for kind in range(2):
+                old = function.params[_INPUTS + 2 * self._own.index(first) + kind]
+                stem, _, number = str(old.name).rpartition("_")
+                if int(number) != 2 * self._own.index(first) + kind:
+                    raise NotRepeatableError("keys and values are not numbered")
+                var = old
+                if int(number) != 2 * layer + kind:
+                    var = relax.Var(f"{stem}_{2 * layer + kind}", old.ty)
+                    if first == layer:
+                        self._replaced[old] = var
+                past.append(var)
+        return past
+
+    def _parameters(
+        self, function: relax.Function, names: Mapping[str, str], weights: Sequence[str]
+    ) -> list[relax.Var]:
+        """Return all parameters, and set the names of the weights."""
+        others = as_list(function.params)[_INPUTS + 2 * len(self._own) :]
+        params = {names[param.name]: param for param in others if param.name in names}
+        of_name = {weight: str(param.name) for weight, param in params.items()}
+        for layer, (prefix, first) in enumerate(zip(self._layers, self._first, strict=True)):
+            if layer == first:
+                continue
+            for weight in [w for w in params if w.startswith(f"{self._layers[first]}.")]:
+                new = f"{prefix}.{weight.removeprefix(f'{self._layers[first]}.')}"
+                old_stem, new_stem = (
+                    f"{_WEIGHT}{stem.replace('.', '_')}_" for stem in (self._layers[first], prefix)
+                )
+                if new not in weights or not of_name[weight].startswith(old_stem):
+                    raise NotRepeatableError(f"{new} is not the weight of a layer")
+                of_name[new] = new_stem + of_name[weight].removeprefix(old_stem)
+                params[new] = relax.Var(of_name[new], params[weight].ty)
+        if not {*params} <= {*weights} or len({*of_name.values()}) != len(params):
+            raise NotRepeatableError("other weights are exported than the model has")
+        weights = [weight for weight in weights if weight in params]  # tied ones have one name
+        self._weights = params
+        self.names = {of_name[weight]: weight for weight in weights}
+        rest = [param for param in others if param.name not in names]
+        inputs = as_list(function.params)[:_INPUTS]
+        return [*inputs, *self._past, *(params[weight] for weight in weights), *rest]
 
     def _repeated(
         self, index: int, hidden: relax.Expr, result: relax.Var
@@ -202,8 +280,7 @@ class _Repeat:
             yield self._copied(binding, variables, copy)
             variables[var] = copy
         for kind in range(2):
-            state = self._results[2 * first + kind]
-            self._states[self._past[2 * index + kind]] = variables[state]
+            self._states[2 * index + kind] = variables[self._states[2 * first + kind]]
 
     def _copied(
         self, binding: relax.Binding, variables: Mapping[Any, relax.Expr], var: relax.Var

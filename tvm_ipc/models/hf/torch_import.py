@@ -23,7 +23,7 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -176,18 +176,30 @@ def _from_bytes(data: bytes) -> tuple[relax.Function, dict[str, str]]:
 
 
 class Step(nn.Module):  # type: ignore[misc]
-    """A model as a function of token ids, positions, and the keys and values of past tokens."""
+    """A model as a function of token ids, positions, and the keys and values of past tokens.
 
-    def __init__(self, inner: nn.Module, layers: int) -> None:
+    Parameters
+    ----------
+    inner : the model.
+    layers : the number of its layers.
+    first : for each layer the layer whose keys and values it gets and returns; None if each layer
+        has its own.
+    """
+
+    def __init__(self, inner: nn.Module, layers: int, first: Sequence[int] | None = None) -> None:
         super().__init__()
-        self.inner, self.layers = inner, layers
+        first = range(layers) if first is None else first
+        self.inner, self.own = inner, sorted(set(first))
+        self._pairs = [self.own.index(layer) for layer in first]
 
     def forward(self, ids: Any, positions: Any, past: Any) -> Any:
-        """Return the logits of the last tokens, and all keys and values."""
+        """Return the logits of the last tokens, and the keys and values of the layers `own`."""
         for states in past[1:]:
             torch._check(states.shape[0] == past[0].shape[0])
             torch._check(states.shape[2] == past[0].shape[2])
-        cache = transformers_attention.make_cache(past, self.layers)
+        if past:
+            past = [past[2 * pair + kind] for pair in self._pairs for kind in range(2)]
+        cache = transformers_attention.make_cache(past, len(self._pairs))
         with transformers_attention.query_positions(positions):
             output = self.inner(
                 input_ids=ids,
@@ -196,7 +208,8 @@ class Step(nn.Module):  # type: ignore[misc]
                 use_cache=True,
                 logits_to_keep=1,
             )
-        states = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+        own = [cache.layers[layer] for layer in self.own]
+        states = [tensor for layer in own for tensor in (layer.keys, layer.values)]
         # TVM imports the index -1 of [:, -1] as an access before the tensor's memory.
         logits = output.logits if output.logits.shape[1] == 1 else output.logits[:, -1:]
         return (logits.reshape(logits.shape[0], logits.shape[-1]).float(), *states)
@@ -263,14 +276,26 @@ def _export_and_import(
         progress(f"exporting the function {name}")
         return _imported(name, _export(step, inputs, shapes))
     progress(f"exporting the function {name}: {equal.exported} of {len(layers)} layers")
-    with marked(layers, equal):
-        program = _export(step, inputs, shapes)
-    function, weights = _imported(name, program)
-    layer_names = [layer_name for layer_name, _ in layers]
     try:
-        return repeat_layers(function, weights, layer_names, equal.first), weights
-    except NotRepeatableError:
+        return _export_equal_layers(name, step, layers, equal, past)
+    except (ModelError, NotRepeatableError):
         return _imported(name, _export(step, inputs, shapes))
+
+
+def _export_equal_layers(
+    function_name: str, step: Step, layers: Layers, equal: EqualLayers, past: tuple[Any, ...]
+) -> tuple[relax.Function, dict[str, str]]:
+    """Return a function of which one of equal layers is exported."""
+    of_layers = Step(step.inner, len(layers), equal.first)
+    weights = [name for name, _ in step.inner.named_parameters(remove_duplicate=False)]
+    inputs, shapes = _example_inputs(
+        function_name,
+        tuple(past[2 * layer + kind] for layer in of_layers.own for kind in range(2)),
+    )
+    with marked(step.inner, layers, equal):
+        function, names = _imported(function_name, _export(of_layers, inputs, shapes))
+    layer_names = [layer_name for layer_name, _ in layers]
+    return repeat_layers(function, names, layer_names, equal.first, weights)
 
 
 def _imported(name: str, program: Any) -> tuple[relax.Function, dict[str, str]]:

@@ -47,7 +47,7 @@ def weight_names(
         "weights": list(compiled.shards),
     }
     result = run_in_child(
-        "tvm_ipc.models.hf.compile_and_map_names_in_child:names",
+        "tvm_ipc.models.hf.calls_in_child:names",
         request,
         purpose="to find the weights of a model",
     )
