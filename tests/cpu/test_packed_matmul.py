@@ -135,7 +135,8 @@ from tvm_ipc.packed_functions import pack_digits
 matmul = tvm_ffi.get_global_func("tvm_ipc.blas.matmul")
 random, total = np.random.default_rng(0), hashlib.sha256()
 tensor = lambda *shape: tvm.runtime.tensor(random.standard_normal(shape).astype("float32"))
-for m, k, n in ((130, 300, 700), (700, 400, 130), (1030, 530, 77), (33, 3000, 300), (8, 900, 2100)):
+sizes = (130, 300, 700), (700, 400, 130), (1030, 530, 77), (33, 3000, 300), (8, 900, 2100)
+for m, k, n in (*sizes, (48, 9000, 40)):
     for axes, shape in (((), (k, n)), ((1, 0), (n, k))):
         out = tvm.runtime.tensor(np.zeros((m, n), "float32"))
         matmul(0, pack_digits(axes), 0, tensor(m, k), tensor(*shape), out)

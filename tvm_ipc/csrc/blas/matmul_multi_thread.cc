@@ -18,6 +18,9 @@ constexpr double kWorkPerThread = 4e6;
 constexpr double kBytesPerThread = 1e6;
 // Threads claim tasks of half of this work or more, so that a delayed thread delays one of them.
 constexpr int kTasksPerThread = 4;
+// Pieces begin at multiples of this, and none is smaller: kernels for few rows add in another
+// order.
+constexpr int64_t kGrain = 32;
 
 /*! \brief Fold batch dimensions into the rows of one matrix, where the rows of a follow each other
  *         in memory and are multiplied by the same b. */
@@ -80,7 +83,6 @@ struct Job {
 
   /*! \brief Return where piece `index` of `pieces` begins: a multiple that suits the kernels. */
   int64_t Cut(int64_t size, int64_t index) const {
-    constexpr int64_t kGrain = 32;
     if (index == 0) return 0;
     if (index == pieces) return size;
     return (size * index / pieces) / kGrain * kGrain;
@@ -156,7 +158,10 @@ void Multiply(const BlasLibrary& blas, Product* product, const Threads& threads)
   const int used = worth < 2 ? 1 : static_cast<int>(std::min<double>(threads.count(), worth));
   if (used == 1) return job.RunTask(0);
   job.tasks = used * static_cast<int64_t>(std::clamp<double>(2 * worth / used, 1, kTasksPerThread));
-  if (places < job.tasks) job.pieces = (job.tasks + places - 1) / places;
+  if (places < job.tasks) {
+    const int64_t most = std::max<int64_t>(1, std::max(p.m, p.n) / kGrain);
+    job.pieces = std::min(most, (job.tasks + places - 1) / places);
+  }
   threads.run(
       used, static_cast<int>(job.tasks),
       [](int task, void* data) { static_cast<const Job*>(data)->RunTask(task); }, &job);
