@@ -238,10 +238,11 @@ ATTENTION_OF_SEQUENCES: Final = Function(
     "tvm_ipc.blas.attention_of_sequences",
     "(query_axes: int, key_axes: int, value_axes: int, out_axes: int, scale: float, "
     "softcap: float, causal: int, window: int, queries: Tensor, keys: Tensor, values: Tensor, "
-    "query_starts: Tensor, key_starts: Tensor, out: Tensor)",
+    "*starts: Tensor, out: Tensor)",
     "attention of each of the sequences that follow each other along the axis of tokens, in a "
-    "batch of 1; the starts are tensors of int32 that end with the number of tokens",
-    reads=("queries", "keys", "values", "query_starts", "key_starts"),
+    "batch of 1; the starts in queries and in keys are two tensors of int32 that end with the "
+    "number of tokens",
+    reads=("queries", "keys", "values", "starts"),
     writes=("out",),
     registered=Registered.UNTYPED,
 )
