@@ -13,11 +13,13 @@
  */
 #define _GNU_SOURCE
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -92,6 +94,7 @@ int main(int count, char** arguments) {
     const pid_t child = fork();
     if (child < 0) return perror("fork"), 1;
     if (child > 0) break;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // or it would wait for its parent for ever
     ++rank;
   }
   take_core(rank);
