@@ -167,7 +167,9 @@ int64_t ThreadsHere() {
 
 void TestHelpersEndWithTheirCaller() {
   const int64_t before = ThreadsHere();
-  std::thread([] { RunWithHelpers(4, 4, [](int) {}); }).join();
+  for (int round = 0; round < 300; ++round) {
+    std::thread([] { RunWithHelpers(4, 4, [](int) {}); }).join();
+  }
   const Clock::time_point end = Clock::now() + std::chrono::seconds(60);
   while (ThreadsHere() > before && Clock::now() < end) {
     std::this_thread::sleep_for(milliseconds(1));

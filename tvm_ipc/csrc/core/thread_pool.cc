@@ -160,8 +160,9 @@ void ThreadPool::StartHelpers(int helpers) {
 
 void ThreadPool::Help(int index, Helper* helper) {
   helper->thread = static_cast<pid_t>(syscall(SYS_gettid));
-  while (!closed_.load(std::memory_order_relaxed)) {
+  while (true) {
     const uint32_t seen = launches_.load(std::memory_order_acquire);
+    if (closed_.load(std::memory_order_relaxed)) return;  // it is set before `launches_` changes
     if (index < allowed_.load(std::memory_order_relaxed)) {
       const uint32_t count = RunTasks();
       if (count > 0) {
@@ -180,6 +181,9 @@ void ThreadPool::KeepFromOwnCore() {
   CPU_CLR(sched_getcpu(), &others);
   if (CPU_COUNT(&others) == 0) return;
   for (Helper& helper : helpers_) {
+    // In this order: a helper that woke up clears `sleeps` before `is_limited`, and reads `cores`
+    // after both.
+    if (helper.is_limited.load(std::memory_order_acquire)) continue;
     if (!helper.sleeps.load(std::memory_order_acquire)) continue;
     helper.cores = cores;
     helper.is_limited.store(true, std::memory_order_release);
@@ -201,7 +205,7 @@ void ThreadPool::AwaitLaunch(uint32_t seen, Helper* helper) {
   helper->sleeps.store(true, std::memory_order_release);
   SleepOn(launches_, seen, idle_sleepers_, kLongSleep);
   helper->sleeps.store(false, std::memory_order_relaxed);
-  if (helper->is_limited.exchange(false, std::memory_order_acquire)) {
+  if (helper->is_limited.exchange(false, std::memory_order_acq_rel)) {
     sched_setaffinity(0, sizeof(helper->cores), &helper->cores);
   }
 }

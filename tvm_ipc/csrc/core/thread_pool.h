@@ -35,11 +35,11 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
 
   /*!
    * \brief Call `body(task, data)` for each task, on this thread and up to `threads` - 1 helpers,
-   * and return true when all calls have returned. Rethrows the first exception of a task.
+   *        and return true when all calls have returned. Rethrows the first exception of a task.
    *
    * Return false, without a call, in a task of a pool, and while helpers are delayed: run all tasks
-   * on this thread then. With at most `threads` tasks, each one that
-   * waits for the others runs on a thread of its own.
+   * on this thread then. With at most `threads` tasks, each one that waits for the others runs on a
+   * thread of its own.
    */
   bool TryRun(int threads, int tasks, Body body, void* data);
 
@@ -79,10 +79,9 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   void* data_ = nullptr;
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;
-  /*! \brief The thread runs tasks alone until this time, and for how long when it is next delayed.
-   */
-  Clock::time_point alone_until_;
-  Clock::duration alone_for_;
+  /*! \brief Until when the caller runs tasks alone, and for how long it last did. */
+  Clock::time_point alone_until_{};
+  Clock::duration alone_for_{0};
   /*! \brief The number of tasks in the upper half, and the next one in the lower half. */
   alignas(64) std::atomic<uint64_t> offer_{0};
   /*! \brief Helpers with a lower index may claim tasks. */
