@@ -284,6 +284,33 @@ def test_unknown_backend_is_refused() -> None:
         tvm_ipc.init_ccl(session, "gloo")
 
 
+def test_threads_open_sessions_at_the_same_time(run_python: Callable[..., str]) -> None:
+    """The list of sessions changes while another thread looks for those that were destroyed."""
+    code = """
+import sys, threading
+from tvm.runtime import disco
+import tvm_ipc
+tvm_ipc.runtime.ready()
+sys.setswitchinterval(1e-6)
+failed = []
+
+def work():
+    try:
+        for _ in range(100):
+            disco.ThreadedSession(1)
+    except BaseException as error:
+        failed.append(error)
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(failed)
+"""
+    assert run_python(code).strip() == "[]"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_sessions_made_and_ended_in_a_row(kind: str) -> None:

@@ -162,15 +162,20 @@ def _address(session: Any) -> int:
 
 def remember(session: Any, workers: list[Worker]) -> None:
     """Add a new session and its worker processes, and drop those that were destroyed."""
-    for address in [a for a, state in _states.items() if not state.exists(False)]:
-        del _states[address]
+    _drop(lambda state: not state.exists(False))
     _states[_address(session)] = State(workers, _weak_reference(session))
 
 
 def forget(workers: list[Worker]) -> None:
     """Drop the session that had these worker processes."""
-    for address in [a for a, state in _states.items() if state.workers is workers]:
-        del _states[address]
+    _drop(lambda state: state.workers is workers)
+
+
+def _drop(is_dropped: Callable[[State], bool]) -> None:
+    # Other threads may add and drop sessions meanwhile.
+    for address, state in _states.copy().items():
+        if is_dropped(state) and _states.get(address) is state:
+            _states.pop(address, None)
 
 
 def kept_state(session: Any) -> State:
@@ -196,5 +201,5 @@ def disown() -> None:
 
     A destructor would wait for threads that only the parent has.
     """
-    for state in _states.values():
+    for state in _states.copy().values():
         state.exists(True)
