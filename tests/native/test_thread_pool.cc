@@ -144,7 +144,7 @@ void TestLateHelpersAreLeftOut() {
       std::this_thread::sleep_for(microseconds(100));
     });
   }
-  EXPECT(helped, "a helper that was late once is left out for ever");
+  EXPECT(helped, "a helper that was late once never helps again");
 }
 
 void TestForkedChildren() {

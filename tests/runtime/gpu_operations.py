@@ -163,7 +163,7 @@ def kept(rounds: int) -> None:
         work = worker.post(send, recv)
         del send
         again = worker.shared(count)
-        assert again.data_ptr() != lay, "memory that a work reads was given out"
+        assert again.data_ptr() != lay, "memory that an operation reads was allocated again"
         worker.copy(other, again)
         if salt % 2:
             worker.wait(work)
@@ -171,7 +171,7 @@ def kept(rounds: int) -> None:
         # When the next one is posted, what is done lets go.
         worker.wait(worker.post(given, recv))
         places.settle()
-        assert worker.shared(count).data_ptr() == lay, "memory of a work that is done is kept"
+        assert worker.shared(count).data_ptr() == lay, "memory of an ended operation is kept"
 
 
 @register_global_func("tests.works.captured", override=True)

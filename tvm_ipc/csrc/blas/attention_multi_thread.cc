@@ -6,7 +6,6 @@
 #include "blas/attention_multi_thread.h"
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "blas/scratch_memory.h"
@@ -31,14 +30,14 @@ struct BiasRanges {
       batch.bias.group == 0 && batch.each.bias_head == 0 ? 1 : batch.groups * batch.heads;
   int64_t rows = queries * heads * (batch.bias.batch == 0 ? 1 : batch.batches);
   std::vector<BiasRange> ranges = std::vector<BiasRange>(rows * blocks);
-  std::atomic<int64_t> next{0};
 
   static constexpr int64_t kRowsAtOnce = 16;
 
-  void Run() {
-    for (int64_t row = kRowsAtOnce * next++; row < rows; row = kRowsAtOnce * next++) {
-      for (int64_t r = row; r < std::min(rows, row + kRowsAtOnce); ++r) RunRow(r);
-    }
+  int64_t units() const { return (rows + kRowsAtOnce - 1) / kRowsAtOnce; }
+
+  void RunUnit(int64_t unit) {
+    const int64_t end = std::min(rows, (unit + 1) * kRowsAtOnce);
+    for (int64_t row = unit * kRowsAtOnce; row < end; ++row) RunRow(row);
   }
 
   void RunRow(int64_t row) {
@@ -69,7 +68,6 @@ struct AttentionJob {
   int64_t parts = 1;
   /*! \brief If keys are split: a state for each unit. */
   float* split = nullptr;
-  std::atomic<int64_t> next{0};
 
   AttentionHead HeadOf(int64_t index) const {
     const int64_t of_batch = index / batch.groups, group = index % batch.groups;
@@ -89,14 +87,9 @@ struct AttentionJob {
     return head;
   }
 
-  void RunUnits() {
-    for (int64_t unit = next++; unit < units; unit = next++) {
-      // With a causal mask, later rows have more keys: they come first.
-      RunUnit(units - 1 - unit);
-    }
-  }
-
-  void RunUnit(int64_t unit) const {
+  void RunUnit(int64_t index) const {
+    // With a causal mask, later rows have more keys: they come first.
+    const int64_t unit = units - 1 - index;
     const Attention& a = batch.each;
     const int64_t block = unit / parts, part = unit % parts;
     const AttentionHead head = HeadOf(block / blocks);
@@ -149,7 +142,7 @@ void Attend(const AttentionBatch& batch, const Threads& threads) {
   int tasks = AttentionTasks(work, threads);
   if (batch.first.bias != nullptr && batch.first.ranges == nullptr) {
     BiasRanges bias{batch, kernels};
-    RunOnThreads<BiasRanges, &BiasRanges::Run>(threads, bias.rows < 256 ? 1 : tasks, &bias);
+    RunUnits(threads, bias.rows < 256 ? 1 : tasks, bias.units(), &bias);
     return Attend(bias.Added(), threads);
   }
   // Larger blocks pack keys and values less often, and smaller ones occupy more threads.
@@ -165,7 +158,7 @@ void Attend(const AttentionBatch& batch, const Threads& threads) {
     job.split = memory.Floats(job.units * job.StateSize());
   }
   if (job.units < tasks) tasks = static_cast<int>(job.units);
-  RunOnThreads<AttentionJob, &AttentionJob::RunUnits>(threads, tasks, &job);
+  RunUnits(threads, tasks, job.units, &job);
   if (job.split != nullptr) job.Finish();
 }
 

@@ -38,11 +38,16 @@ void Attend(const AttentionBatch& batch, const Threads& threads);
 /*! \brief Return the number of threads that a number of multiplications is worth. */
 int AttentionTasks(double multiplications, const Threads& threads);
 
-/*! \brief Call `run` of a job on some threads, which divide the work among themselves. */
-template <typename Job, void (Job::*run)()>
-void RunOnThreads(const Threads& threads, int tasks, Job* job) {
-  if (tasks <= 1) return (job->*run)();
-  threads.run(tasks, tasks, [](int, void* data) { (static_cast<Job*>(data)->*run)(); }, job);
+/*! \brief Call `job->RunUnit(unit)` for each unit, on up to `used` threads. */
+template <typename Job>
+void RunUnits(const Threads& threads, int used, int64_t units, Job* job) {
+  if (used <= 1) {
+    for (int64_t unit = 0; unit < units; ++unit) job->RunUnit(unit);
+    return;
+  }
+  threads.run(
+      used, static_cast<int>(units),
+      [](int unit, void* data) { static_cast<Job*>(data)->RunUnit(unit); }, job);
 }
 
 }  // namespace tvm_ipc

@@ -23,7 +23,7 @@ constexpr const char* kSequencesName = "tvm_ipc.blas.attention_of_sequences";
 enum Causal : int64_t { kNotCausal, kTopLeft, kBottomRight };
 constexpr int kFirstTensor = 8;
 
-/*! \brief The operands of a call, and their refusal. */
+/*! \brief The arguments of a call; `Refuse` reports wrong ones. */
 struct AttentionArguments {
   const char* function;
   ffi::PackedArgs args;

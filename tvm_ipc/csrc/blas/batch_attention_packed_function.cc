@@ -9,7 +9,6 @@
 #include <tvm/ffi/container/array.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -87,11 +86,6 @@ struct BatchJob {
   int64_t tasks;
   int64_t units_of_row = (k.heads + groups - 1) / groups;
   int64_t units = q.shape[0] * units_of_row;
-  std::atomic<int64_t> next{0};
-
-  void RunUnits() {
-    for (int64_t unit = next++; unit < units; unit = next++) RunUnit(unit);
-  }
 
   AttentionHead HeadOf(int64_t row, int64_t group) const {
     const RequestRow& request = rows[row];
@@ -210,13 +204,12 @@ void CpuBatchAttention(ffi::PackedArgs args, ffi::Any* result) {
     }
   }
   const double work = static_cast<double>(total) * q.heads * (a.depth + a.value_depth);
-  int64_t tasks = AttentionTasks(work, kKernelThreads);
+  const int tasks = AttentionTasks(work, kKernelThreads);
   // Units of many heads read memory faster, and those of few occupy more threads.
   const int64_t shares = tasks == 1 ? 1 : (4 * tasks + batch - 1) / batch;
   const int64_t groups = std::clamp<int64_t>(k.heads / shares, 1, kernels.most_groups);
   BatchJob job{kernels, rows.data(), a, q, k, v, out, groups, tasks};
-  tasks = std::min(tasks, job.units);
-  RunOnThreads<BatchJob, &BatchJob::RunUnits>(kKernelThreads, static_cast<int>(tasks), &job);
+  RunUnits(kKernelThreads, static_cast<int>(std::min<int64_t>(tasks, job.units)), job.units, &job);
   *result = nullptr;
 }
 

@@ -30,14 +30,6 @@ constexpr std::chrono::hours kLongSleep{1};
 constexpr std::chrono::microseconds kDelay{150};
 constexpr std::chrono::milliseconds kShortestAlone{1}, kLongestAlone{64};
 
-inline void PauseSpinning() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 /*! \brief Whether this thread runs a task. */
 thread_local bool in_task = false;
 
@@ -126,7 +118,7 @@ uint32_t ThreadPool::RunTasks() {
 void ThreadPool::WaitForHelpers(uint32_t tasks) {
   for (int i = 0; i < kCallerSpins; ++i) {
     if (done_.load(std::memory_order_acquire) == tasks) return;
-    PauseSpinning();
+    Pause();
   }
   for (uint32_t done; (done = done_.load(std::memory_order_acquire)) != tasks;) {
     SleepOn(done_, done, caller_sleeps_, kLongSleep);
@@ -195,7 +187,7 @@ void ThreadPool::AwaitLaunch(uint32_t seen, Helper* helper) {
   auto launched = [&] { return launches_.load(std::memory_order_relaxed) != seen; };
   for (int i = 0; i < kIdleSpins; ++i) {
     if (launched()) return;
-    PauseSpinning();
+    Pause();
   }
   const Clock::time_point end = Clock::now() + kIdle;
   while (calm_.load(std::memory_order_relaxed) && Clock::now() < end) {

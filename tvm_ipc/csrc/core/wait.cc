@@ -22,14 +22,6 @@ constexpr long kSleepSliceNanoseconds = 20 * 1000 * 1000;
 /*! \brief The number of checks before the first pause, in which a peer on another core answers. */
 constexpr uint32_t kHotSpins = 128;
 
-inline void Pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 long Futex(const std::atomic<uint32_t>& word, int op, uint32_t value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), op, value, timeout, nullptr,
                  0);
@@ -73,8 +65,9 @@ struct Patience {
     yields = yields > ~0u / 2 ? ~0u : 2 * yields + 1;
   }
   void Shrink(const WaitPolicy& used) {
-    spins = std::max(kHotSpins, used.spins / 2);
-    yields = used.yields / 2;
+    // Nothing was learned about checks that the policy does not have.
+    if (used.spins > kHotSpins) spins = std::max(kHotSpins, used.spins / 2);
+    if (used.yields > 0) yields = used.yields / 2;
   }
 };
 thread_local Patience patience;
@@ -114,7 +107,6 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
   // The word takes precedence over abort: a completed step counts as completed. So it is checked
   // again after abort was seen, since a rank may publish a step and fail afterwards.
   auto aborted = [&] { return abort.load(std::memory_order_acquire) != 0 && !reached(); };
-  using Clock = std::chrono::steady_clock;
   const WaitPolicy limit = patience.Limit(policy);
   for (uint32_t i = 0; i < limit.spins; ++i) {
     if (reached()) {
@@ -132,6 +124,7 @@ WaitResult WaitFor(const std::atomic<uint32_t>& word, uint32_t target,
     sched_yield();
   }
   patience.Shrink(limit);
+  using Clock = std::chrono::steady_clock;
   Clock::time_point last_check = Clock::now();
   Clock::time_point end = last_check + deadline;
   while (true) {

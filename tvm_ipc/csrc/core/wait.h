@@ -14,6 +14,15 @@
 
 namespace tvm_ipc {
 
+/*! \brief Tell the processor that this thread checks a word in a loop. */
+inline void Pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 /*! \brief The number of checks before switching to the next, cheaper and slower, way of waiting. */
 struct WaitPolicy {
   /*! \brief The number of checks of the word without a pause. */
