@@ -27,10 +27,15 @@ RANKS = pytest.mark.parametrize("ranks", [2, 3, 4])
 SHAPE = (12, 5)
 
 
-def program_of(*makes: Callable[[Any], relax.Call], dtype: str, ranks: int) -> Any:
+def program_of(
+    *makes: Callable[[Any], relax.Call],
+    dtype: str,
+    ranks: int,
+    shape: tuple[int, ...] = SHAPE,
+) -> Any:
     """Compile a function that returns a collective of its parameter each."""
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(SHAPE, dtype))
+    x = relax.Var("x", relax.TensorType(shape, dtype))
     with builder.function("main", [x]):
         with builder.dataflow():
             out = builder.emit_output(relax.Tuple([builder.emit(make(x)) for make in makes]))

@@ -56,6 +56,7 @@ CASES = {
     "scatter four": replace(SCATTER, ranks=4, rows=5),
     "scatter max": replace(SCATTER, reduction="max"),
     "scatter avg": replace(SCATTER, reduction="avg"),
+    "scatter tree_sum": replace(SCATTER, ranks=4, rows=5, reduction="tree_sum"),
     "scatter blocks": replace(SCATTER, rows=4, blocks=(3,)),
     "scatter batched": replace(SCATTER, ranks=3, rows=2, after=(5,)),
     "scatter no rows": replace(SCATTER, rows=0),

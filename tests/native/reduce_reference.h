@@ -77,8 +77,18 @@ inline uint64_t Round16(ElementType t, float value) {
   return sign | static_cast<uint64_t>(exponent - least + 1) << mantissa | (integer - one);
 }
 
+/*! \brief The sum of n numbers as a tree, split at the largest power of two below n. */
+template <typename T>
+T TreeSum(const T* x, int n) {
+  if (n == 1) return x[0];
+  int left = 1;
+  while (left * 2 < n) left *= 2;
+  return TreeSum(x, left) + TreeSum(x + left, n - left);
+}
+
 template <typename T>
 T Fold(ReduceKind kind, const T* x, int n) {
+  if (kind == ReduceKind::kTreeSum) return TreeSum(x, n);
   T acc = x[0];
   for (int k = 1; k < n; ++k) {
     if (kind == ReduceKind::kSum || kind == ReduceKind::kAvg) {
@@ -124,7 +134,8 @@ inline uint64_t Integer(ElementType t, ReduceKind kind, const uint64_t* x, int n
     Signed a = static_cast<Signed>(acc), b = static_cast<Signed>(v);
     if (k == 0) {
       acc = v;
-    } else if (kind == ReduceKind::kSum || kind == ReduceKind::kAvg) {
+    } else if (kind == ReduceKind::kSum || kind == ReduceKind::kAvg ||
+               kind == ReduceKind::kTreeSum) {
       acc += v;
     } else if (kind == ReduceKind::kProd) {
       acc *= v;
@@ -152,7 +163,9 @@ inline uint64_t Reduce(ElementType t, ReduceKind kind, const uint64_t* x, int n)
     any = any || x[k] != 0;
     all = all && x[k] != 0;
   }
-  return kind == ReduceKind::kSum || kind == ReduceKind::kMax ? any : all;
+  const bool wants_any =
+      kind == ReduceKind::kSum || kind == ReduceKind::kMax || kind == ReduceKind::kTreeSum;
+  return wants_any ? any : all;
 }
 
 }  // namespace reference

@@ -167,7 +167,7 @@ inline Plan DrawPlan(Random& random, TeamId team, size_t width) {
                        1 + Draw(random, static_cast<uint64_t>(OperationKind::kLast)));
   plan.team = team;
   plan.count = DrawCount(random, width);
-  plan.kind = static_cast<ReduceKind>(Draw(random, 8));
+  plan.kind = static_cast<ReduceKind>(Draw(random, kNumReduceKinds));
   plan.strategy = static_cast<Strategy>(Draw(random, 4));
   plan.no_exit_barrier = plan.act != OperationKind::kExchange && Draw(random, 4) == 0;
   plan.place = static_cast<BufferKind>(Draw(random, 3));
@@ -191,7 +191,8 @@ T Reduced(ReduceKind kind, uint64_t salt, const std::vector<int>& ranks, size_t 
   Wide result = static_cast<Wide>(Element<T>(salt, ranks[0], i));
   for (size_t r = 1; r < ranks.size(); ++r) {
     const Wide next = static_cast<Wide>(Element<T>(salt, ranks[r], i));
-    if (kind == ReduceKind::kSum || kind == ReduceKind::kAvg) result += next;
+    if (kind == ReduceKind::kSum || kind == ReduceKind::kTreeSum || kind == ReduceKind::kAvg)
+      result += next;
     if (kind == ReduceKind::kProd) result *= next;
     if (kind == ReduceKind::kMin) result = std::min(result, next);
     if (kind == ReduceKind::kMax) result = std::max(result, next);

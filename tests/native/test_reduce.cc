@@ -43,8 +43,10 @@ const ElementType kTypes[] = {{2, 16}, {4, 16}, {2, 32}, {2, 64}, {0, 8},  {1, 8
                               {1, 16}, {0, 32}, {1, 32}, {0, 64}, {1, 64}, {6, 8}};
 const ReduceKind kKinds[] = {ReduceKind::kSum, ReduceKind::kProd, ReduceKind::kMin,
                              ReduceKind::kMax, ReduceKind::kAvg,  ReduceKind::kBand,
-                             ReduceKind::kBor, ReduceKind::kBxor};
+                             ReduceKind::kBor, ReduceKind::kBxor, ReduceKind::kTreeSum};
 const int kSources[] = {1, 2, 3, 4, 5, 8};
+/*! \brief Numbers of sources of which trees differ in form, up to the most ranks. */
+const int kTreeSources[] = {6, 7, 11, 16, 31, 63, 64};
 const size_t kCounts[] = {0, 1, 3, 15, 16, 17, 63, 64, 65, 1000, 4097};
 /*! \brief AddressSanitizer gets the draws in turn: all take the same way through memory. */
 #ifdef __SANITIZE_ADDRESS__
@@ -164,8 +166,12 @@ void TestReductions(const std::vector<std::string>& sets) {
         EXPECT(tvm_ipc::FindReduce(t, kind) == nullptr, "%s of %s", Name(kind), Name(t).c_str());
         continue;
       }
-      for (int n : kSources) {
+      std::vector<int> numbers(std::begin(kSources), std::end(kSources));
+      if (kind == ReduceKind::kTreeSum)
+        numbers.insert(numbers.end(), std::begin(kTreeSources), std::end(kTreeSources));
+      for (int n : numbers) {
         for (size_t count : kCounts) {
+          if (n > 16 && count > 65) continue;  // these take long
           ++turn;
           for (Draw draw : {Draw::kOrdinary, Draw::kEdges, Draw::kWithNan}) {
             if (kOneDraw && static_cast<int>(draw) != turn % 3) continue;
@@ -180,7 +186,7 @@ void TestReductions(const std::vector<std::string>& sets) {
               }
             }
             for (size_t i = 0; i < count; ++i) {
-              uint64_t x[8];
+              uint64_t x[64];
               for (int k = 0; k < n; ++k) x[k] = Element(t, inputs[k].data(), i);
               uint64_t bits = reference::Reduce(t, kind, x, n);
               std::memcpy(expected.data() + i * size, &bits, size);
@@ -329,6 +335,7 @@ void TestChoice(const std::vector<std::string>& sets) {
   }
   EXPECT(tvm_ipc::FindReduce({6, 8}, ReduceKind::kAvg) == nullptr, "averages bool");
   EXPECT(tvm_ipc::FindReduce({2, 32}, static_cast<ReduceKind>(9)) == nullptr, "took kind 9");
+  EXPECT(!IsBitwise(ReduceKind::kTreeSum), "a tree sum is bitwise");
   EXPECT(Name(ElementType{4, 16}) == "bfloat16", "name of bfloat16");
   EXPECT(Name(ElementType{6, 8}) == "bool", "name of bool");
   EXPECT(Name(ElementType{10, 8}) == "float8_e4m3fn", "name of float8_e4m3fn");

@@ -23,7 +23,7 @@ def kinds(ranks: int, dtype: str) -> tuple[ReduceKind, ...]:
     """Reductions of a type that give the same in any order."""
     if dtype in _INTEGERS:
         return (ReduceKind.SUM, ReduceKind.PROD, ReduceKind.MIN, ReduceKind.MAX)
-    ordered = tuple(kind for kind in ReduceKind if kind.takes(dtype))
+    ordered = tuple(kind for kind in ReduceKind if kind.takes(dtype) and kind != ReduceKind.TREE_SUM)
     return ordered if ranks == 2 else (ReduceKind.MIN, ReduceKind.MAX)
 
 

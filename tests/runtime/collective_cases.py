@@ -125,6 +125,10 @@ def _ways(ranks: int) -> tuple[int, ...]:
     return (EAGER, SLICE, STAGE, ranks * STAGE)
 
 
+#: A number of kinds that is coprime to the numbers of strategies and memories.
+_WAY_KINDS = (*list(ReduceKind)[:5], ReduceKind.TREE_SUM, ReduceKind.TREE_SUM)
+
+
 def allreduces_by_way(ranks: int) -> Iterator[Case]:
     """Every size, strategy, memory, and in place or not; the rest takes turns."""
     turn = itertools.count()
@@ -132,7 +136,7 @@ def allreduces_by_way(ranks: int) -> Iterator[Case]:
         sizes(ranks, "float32", _ways(ranks)), AllReduceStrategy, MEMORIES, (False, True)
     ):
         i = next(turn)
-        kind, flags, offset = i % 5, i % 2, (0, 0, 3, 64)[i % 4]
+        kind, flags, offset = _WAY_KINDS[i % len(_WAY_KINDS)], i % 2, (0, 0, 3, 64)[i % 4]
         yield Case("allreduce", count, "float32", kind, strategy, flags, memory, in_place, offset)
 
 
@@ -149,7 +153,7 @@ def allreduces_by_type(ranks: int, dtype: str) -> Iterator[Case]:
 
 def allreduces_of_one(ranks: int, dtype: str, strategy: int, memory: str) -> Iterator[Case]:
     """The same inputs whatever the strategy and the memory."""
-    kinds = (ReduceKind.SUM, ReduceKind.PROD)
+    kinds = (ReduceKind.SUM, ReduceKind.PROD, ReduceKind.TREE_SUM)
     for kind, count in itertools.product(kinds, sizes(ranks, dtype, (EAGER, SLICE))):
         yield Case("allreduce", count, dtype, kind, strategy, memory=memory)
 
@@ -373,13 +377,13 @@ def reduce(rows: Array, kind: ReduceKind, nodes: tuple[int, ...] = ()) -> Array:
     """Rank after rank; 16-bit floats in float32, integers without limit, rounded once at the end.
 
     On several nodes rank after rank on each of them, and then node after node. `nodes` has the node
-    of each rank.
+    of each rank. A tree sum is the same on any nodes.
 
     Sums and products of integers wrap at the end; those in 64 bits have wrapped the same by then.
     """
     dtype = rows.dtype
     if dtype.kind == "b":
-        return rows.any(axis=0) if kind in (ReduceKind.SUM, ReduceKind.MAX) else rows.all(axis=0)
+        return rows.any(axis=0) if kind in _ANY else rows.all(axis=0)
     integer = np.issubdtype(dtype, np.integer)
     if not integer:
         wide = np.promote_types(dtype, np.float32)
@@ -390,9 +394,12 @@ def reduce(rows: Array, kind: ReduceKind, nodes: tuple[int, ...] = ()) -> Array:
     with np.errstate(all="ignore"):
         node_of = np.array(nodes or (0,) * len(rows))
         of_nodes = (rows[node_of == node].astype(wide) for node in sorted(set(node_of)))
-        total = functools.reduce(
-            _STEP[kind], [functools.reduce(_STEP[kind], those) for those in of_nodes]
-        )
+        if kind == ReduceKind.TREE_SUM:
+            total = tree_sum(list(rows.astype(wide)))
+        else:
+            total = functools.reduce(
+                _STEP[kind], [functools.reduce(_STEP[kind], those) for those in of_nodes]
+            )
         if kind == ReduceKind.AVG:
             total = _truncated(total, len(rows)) if integer else total / wide.type(len(rows))
         if not integer:
@@ -400,10 +407,21 @@ def reduce(rows: Array, kind: ReduceKind, nodes: tuple[int, ...] = ()) -> Array:
         return np.asarray(total.astype(dtype))
 
 
+def tree_sum(terms: list[Array]) -> Array:
+    """Return the sum, which is split at the largest power of two below the number of terms."""
+    if len(terms) == 1:
+        return terms[0]
+    half = 1 << (len(terms) - 1).bit_length() - 1
+    return np.asarray(tree_sum(terms[:half]) + tree_sum(terms[half:]))
+
+
 def _truncated(total: Array, ranks: int) -> Array:
     quotient = total // ranks
     return np.asarray(quotient + ((total % ranks != 0) & (total < 0)))
 
+
+#: What is true of truth values if one of them is.
+_ANY = (ReduceKind.SUM, ReduceKind.MAX, ReduceKind.TREE_SUM)
 
 _STEP: dict[ReduceKind, Callable[[Array, Array], Array]] = {
     ReduceKind.SUM: lambda a, b: a + b,

@@ -109,7 +109,7 @@ def test_all_to_all_of_unequal_parts(ranks: int, dtype: str, opened: OpenSession
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_one_answer_whatever_the_strategy_and_the_memory(
     ranks: int, dtype: str, opened: OpenSession
 ) -> None:
@@ -126,7 +126,7 @@ SAME_CASES = """
 import json, tvm, tvm_ffi, tvm_ipc
 from tests.runtime.test_collectives import run
 
-with tvm_ipc.Session(3, threads=True) as session:
+with tvm_ipc.Session(5, threads=True) as session:
     session.import_python_module("tests.runtime.collective_worker")
     digests = [run(session, "allreduces_of_one", t, 3, "mixed") for t in ("bfloat16", "float32")]
     info = json.loads(tvm_ffi.get_global_func("tvm_ipc.native_info")())
@@ -266,7 +266,11 @@ def test_average_of_truth_values(trio: tvm_ipc.Session) -> None:
 @pytest.mark.parametrize(
     ("kind", "strategy", "flags", "message"),
     [
-        (8, 0, 0, "there is no reduction 8; 0 to 7 are sum, prod, min, max, avg, band, bor, bxor"),
+        (
+            *(9, 0, 0),
+            "there is no reduction 9; 0 to 8 are sum, prod, min, max, avg, band, bor, bxor, "
+            "tree_sum",
+        ),
         (-1, 0, 0, "there is no reduction -1"),
         (0, 4, 0, "there is no strategy 4; 0 to 3 are ring, one-shot, two-shot, auto"),
         (0, -1, 0, "there is no strategy -1"),

@@ -505,7 +505,7 @@ def test_what_has_arrived_once_is_there(pair: Team) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "int32", "float64"])
-@pytest.mark.parametrize("kind", ["sum", "max", "avg", "prod"])
+@pytest.mark.parametrize("kind", ["sum", "max", "avg", "prod", "tree_sum"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_a_reduction_of_parts_has_the_bits_of_reduce_scatter(
     ranks: int, kind: str, dtype: str, opened: OpenSession

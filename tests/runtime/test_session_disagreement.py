@@ -19,6 +19,7 @@ import tvm_ipc
 from tests.runtime.disco_kinds import RANKS, call, errors_at_sync, refused
 from tests.runtime.places import PREFIX
 from tvm_ipc.errors import DeadlineError, SessionClosedError
+from tvm_ipc.packed_functions import ReduceKind
 
 ALLREDUCE = "tvm_ipc.allreduce"
 
@@ -199,6 +200,17 @@ def test_order_that_differs(trio: tvm_ipc.Session) -> None:
         (r, "MismatchError") for r in range(RANKS)
     ]
     assert "rank 1 called allreduce(sum, strategy 3, flags 0) of 4 x float32" in errors[0][2]
+
+
+def test_sums_in_different_orders(trio: tvm_ipc.Session) -> None:
+    x = trio.empty((4,), "float32")
+    message = disagree(
+        trio,
+        1,
+        (ALLREDUCE, x, int(ReduceKind.TREE_SUM), 0, 3, 0, x),
+        (ALLREDUCE, x, int(ReduceKind.SUM), 0, 3, 0, x),
+    )
+    assert "allreduce(sum, strategy 3" in message and "allreduce(tree_sum, strategy 3" in message
 
 
 def test_every_rank_says_so_every_time(trio: tvm_ipc.Session) -> None:

@@ -40,8 +40,8 @@ class CollectiveAttrs:
     Attributes
     ----------
     kind : one of `KINDS`.
-    reduction : "sum", "prod", "min", "max", "avg", "band", "bor" or "bxor", for a kind that
-        reduces.
+    reduction : "sum", "prod", "min", "max", "avg", "band", "bor", "bxor" or "tree_sum", for a kind
+        that reduces.
     scale : the factor of every tensor in a sum, None for no factor.
     team : "world", "group", or teams of equal size, which may leave out ranks.
     root_rank : the rank of a root that is not in the team, None if the root is an operand.
@@ -181,7 +181,7 @@ def check_attributes(attrs: CollectiveAttrs) -> Kind:
         raise ValueError(
             f"{name}: reduction is {attrs.reduction!r}; expected None, since {name} does not reduce"
         )
-    if attrs.scale is not None and attrs.reduction != "sum":
+    if attrs.scale is not None and attrs.reduction not in ("sum", "tree_sum"):
         raise ValueError(
             f"{name}: scale is {attrs.scale}; expected None, since only sums are scaled"
         )

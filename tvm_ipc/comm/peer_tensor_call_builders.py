@@ -238,7 +238,7 @@ def reduce_slices(
     slices : one slice of each rank of the team, beginning with this rank's; slice k is that of the
         rank k positions before this rank.
     out : the tensor that receives the result; it may not be one of the slices.
-    reduction : "sum", "prod", "min", "max", "avg", "band", "bor" or "bxor".
+    reduction : "sum", "prod", "min", "max", "avg", "band", "bor", "bxor" or "tree_sum".
     team : the ranks, as in `tvm_ipc.comm.allreduce`.
 
     Returns

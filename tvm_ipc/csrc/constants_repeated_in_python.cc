@@ -43,6 +43,8 @@ const char* PythonName(ReduceKind kind) {
       return "BOR";
     case ReduceKind::kBxor:
       return "BXOR";
+    case ReduceKind::kTreeSum:
+      return "TREE_SUM";
   }
   return nullptr;
 }

@@ -100,11 +100,12 @@ class ReduceKind(IntEnum):
     BAND = 5  #: bitwise and, of integers
     BOR = 6  #: bitwise or, of integers
     BXOR = 7  #: bitwise exclusive or, of integers
+    TREE_SUM = 8  #: the sum, added as a balanced binary tree over the ranks
 
     @property
     def is_bitwise(self) -> bool:
         """True if the reduction combines the bits of integers."""
-        return self >= ReduceKind.BAND
+        return ReduceKind.BAND <= self <= ReduceKind.BXOR
 
     def takes(self, dtype: str) -> bool:
         """Return whether the runtime supports this reduction of an element type."""

@@ -43,8 +43,8 @@ from tvm_ipc.runtime.team import Team
 '''
 _CLASS_DOC: Final = "The collectives of a session, among the values that its workers hold."
 _REDUCTIONS: Final = (
-    '"sum", "prod", "min", "max", "avg", or of integers "band", "bor" or "bxor", the bitwise and, '
-    "or and exclusive or."
+    '"sum", "prod", "min", "max", "avg", "tree_sum", or of integers "band", "bor" or "bxor", the '
+    'bitwise and, or and exclusive or. "tree_sum" adds as a balanced binary tree over the ranks.'
 )
 
 

@@ -93,7 +93,7 @@ class Session(SessionCollectives, disco.Session):  # type: ignore[misc]
     order : the order of additions in sums across nodes. "nodes" computes the sum of each node
         first, and then adds these sums in the order of the nodes. "flat" adds the values of all
         workers in their order. It gives the same bits as on one machine, but moves more data. On
-        one machine there is no difference.
+        one machine, and for "tree_sum", there is no difference.
 
     Examples
     --------

@@ -20,6 +20,7 @@ from tvm_ipc.transform.module_pass import module_pass
 from tvm_ipc.transform.report import Decision, note
 
 _CCL: Final = "relax.ccl."
+_CCL_REDUCTIONS: Final = ("sum", "prod", "min", "max", "avg")
 
 
 @module_pass
@@ -147,6 +148,8 @@ def _to_ccl(call: relax.Call) -> tuple[relax.Call | None, str]:
     if attrs.uneven:
         return None, "R.ccl has no uneven shards"
     if attrs.kind == "allreduce":
+        if attrs.reduction not in _CCL_REDUCTIONS:
+            return None, f"R.ccl has no {attrs.reduction}"
         return typed(relax.op.ccl.allreduce(x, attrs.reduction, in_group), call.ty), ""
     if attrs.kind == "allgather":
         if attrs.concat_axis != 0:

@@ -274,7 +274,10 @@ def _find_epilogue(
             raise _CannotFuseError("its sum is scaled; multiply the tensor before instead")
         if attrs.ranks_outside(ranks):
             raise _CannotFuseError("its teams leave out ranks, which have no norm of their own")
-    if _reduction_of(allreduce.value) != "sum":
+    reduction = _reduction_of(allreduce.value)
+    if reduction == "tree_sum":
+        raise _CannotFuseError("it is a tree_sum, but the fused kernels add in rank order")
+    if reduction != "sum":
         raise _CannotFuseError("it is not a sum")
     addition = _only_user(total, uses)
     if not addition.shares_block(allreduce) or not binds(addition, "relax.add"):

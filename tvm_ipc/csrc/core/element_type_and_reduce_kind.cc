@@ -61,6 +61,8 @@ const char* Name(ReduceKind kind) {
       return "bor";
     case ReduceKind::kBxor:
       return "bxor";
+    case ReduceKind::kTreeSum:
+      return "tree_sum";
   }
   return "unknown reduction";
 }

@@ -28,8 +28,9 @@ struct ElementType {
 /*! \brief Return the name that NumPy and TVM use, for example "bfloat16". */
 std::string Name(ElementType type);
 
-/*! \brief A reduction; the values of the first five are upstream's. The last three are bitwise and,
- *         or and exclusive or of integers. */
+/*! \brief A reduction; the values of the first five are upstream's. kBand, kBor and kBxor are
+ *         bitwise and, or and exclusive or of integers. kTreeSum adds floats as a balanced binary
+ *         tree over the ranks; of other types it is kSum. */
 enum class ReduceKind : uint8_t {
   kSum = 0,
   kProd = 1,
@@ -38,11 +39,16 @@ enum class ReduceKind : uint8_t {
   kAvg = 4,
   kBand = 5,
   kBor = 6,
-  kBxor = 7
+  kBxor = 7,
+  kTreeSum = 8
 };
 const char* Name(ReduceKind kind);
 
-inline bool IsBitwise(ReduceKind kind) { return kind >= ReduceKind::kBand; }
+constexpr int kNumReduceKinds = 9;
+
+inline bool IsBitwise(ReduceKind kind) {
+  return kind >= ReduceKind::kBand && kind <= ReduceKind::kBxor;
+}
 /*! \brief Return the name of a type that every backend reduces this way, for messages. */
 inline const char* SupportedTypeOf(ReduceKind kind) {
   return IsBitwise(kind) ? "int32" : "float32";

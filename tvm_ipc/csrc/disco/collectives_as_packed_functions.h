@@ -35,9 +35,9 @@ inline int IntOf(const char* what, int64_t number) {
 
 /*! \brief Return the reduction with a number. `what` names the collective in errors. */
 inline ReduceKind ReduceKindOf(const char* what, int64_t kind) {
-  if (kind >= 0 && kind <= 7) return static_cast<ReduceKind>(kind);
+  if (kind >= 0 && kind < kNumReduceKinds) return static_cast<ReduceKind>(kind);
   Fail(kind::kValue, what, ": there is no reduction ", kind,
-       "; 0 to 7 are sum, prod, min, max, avg, band, bor, bxor");
+       "; 0 to 8 are sum, prod, min, max, avg, band, bor, bxor, tree_sum");
 }
 
 /*! \brief A team: its id, or teams of equal size, which means the team with this rank. */

@@ -6,11 +6,33 @@
 
 namespace tvm_ipc {
 
+namespace {
+
+/*!
+ * \brief Return whether trees over the members of each node, and a tree over the nodes, make up the
+ *        tree over the team: nodes have consecutive members, their number is the same power of two,
+ *        and only the last node may have fewer.
+ */
+bool NodesAreSubtrees(const NodeLayout& layout) {
+  const int size = layout.nodes[0].size();
+  if ((size & (size - 1)) != 0) return false;
+  int next = 0;
+  for (const NodeLayout::Node& node : layout.nodes) {
+    if (next % size != 0 || node.size() > size) return false;
+    for (int member : node.members) {
+      if (member != next++) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
 Combine::Combine(const char* operation, ElementType type, ReduceKind kind, const NodeLayout& layout,
                  bool flat)
     : layout_(layout),
       type_(type),
-      flat_(flat),
+      flat_(flat || (kind == ReduceKind::kTreeSum && !NodesAreSubtrees(layout))),
       reduce_(RequireReduce(operation, type, kind)),
       partial_(operation, type, kind) {}
 

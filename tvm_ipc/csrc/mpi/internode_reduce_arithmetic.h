@@ -6,8 +6,12 @@
  *
  *   by nodes   a node sends a partial result of its members' elements, in float32 or wider
  *              (shm/reduce_in_groups_round_once.h); the partials are added in node order and
- * rounded once flat       a node sends the elements of each of its members; all are reduced in rank
- * order, with the same bits as on one machine
+ *              rounded once
+ *   flat       a node sends the elements of each of its members; all are reduced in rank order,
+ *              with the same bits as on one machine
+ *
+ * tree_sum has the bits of one machine in both: it goes by nodes only where each node's members are
+ * a subtree.
  */
 #ifndef TVM_IPC_MPI_INTERNODE_REDUCE_ARITHMETIC_H_
 #define TVM_IPC_MPI_INTERNODE_REDUCE_ARITHMETIC_H_

@@ -94,6 +94,10 @@ bool FindReduction(ElementType type, ReduceKind kind, Type* nccl_type, Operator*
     *why = "it has no bitwise reductions; use the backend cuda, or gather and reduce";
     return false;
   }
+  if (kind == ReduceKind::kTreeSum) {
+    *why = "it adds in an order of its own; use sum, or a session of CPUs";
+    return false;
+  }
   *nccl_operator = kOperators[static_cast<int>(kind)];
   const bool average = kind == ReduceKind::kAvg;
   *why = nullptr;

@@ -31,6 +31,7 @@ struct RoundedBFloat16 : BFloat16 {
 // The minimum and the maximum of bfloat16 elements need no rounding.
 constexpr ReduceRow kAvx512BFloat16Row = {
     {Reduce<RoundedBFloat16, Sum>, Reduce<RoundedBFloat16, Product>, Reduce<BFloat16, Minimum>,
-     Reduce<BFloat16, Maximum>, Reduce<RoundedBFloat16, Average>}};
+     Reduce<BFloat16, Maximum>, Reduce<RoundedBFloat16, Average>, nullptr, nullptr, nullptr,
+     Reduce<RoundedBFloat16, TreeSum>}};
 }  // namespace tvm_ipc
 #endif  // __x86_64__

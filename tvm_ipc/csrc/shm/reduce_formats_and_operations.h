@@ -140,15 +140,20 @@ struct Float16 : Plain {
 };
 
 // Operations on a scalar or a vector of a format. kSticky: a NaN in an operand reaches the result.
+// kTree: the sources are combined as a balanced binary tree, not one after the other.
 
 struct Sum {
-  static constexpr bool kSticky = true, kDivide = false, kTruth = false;
+  static constexpr bool kSticky = true, kDivide = false, kTruth = false, kTree = false;
   // Whether the most frequent case, two sources, is compiled separately.
   static constexpr bool kOften = true;
   template <typename Format, typename V>
   static TVM_IPC_INLINE V Apply(V a, V x) {
     return Format::Add(a, x);
   }
+};
+
+struct TreeSum : Sum {
+  static constexpr bool kTree = true;
 };
 
 struct Average : Sum {

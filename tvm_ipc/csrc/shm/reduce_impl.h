@@ -125,6 +125,36 @@ struct HoldsFloats<Format, decltype((void)Format::kInfinity)> {
   static constexpr bool value = true;
 };
 
+// Levels of a tree over 256 sources, more than there are ranks.
+constexpr int kTreeLevels = 9;
+
+/*!
+ * \brief Combine sources as a balanced binary tree in their order; `num_src` is more than 0.
+ *
+ * The complete subtrees so far have sizes that are the bits of the number of sources read, so a
+ * subtree is complete if the corresponding lower bits carry, as in a binary counter.
+ * \param read Called as read(k, &block) for each source, in order.
+ * \param add Called as add(&left, right) to add a right subtree to a left one.
+ */
+template <typename Block, typename Read, typename Add>
+TVM_IPC_INLINE void CombineTree(int num_src, Block* result, const Read& read, const Add& add) {
+  Block trees[kTreeLevels];
+  int depth = 0;
+  for (int k = 0; k < num_src; k += 2) {
+    Block& pair = trees[depth++];
+    read(k, &pair);
+    if (k + 1 < num_src) {
+      Block right;
+      read(k + 1, &right);
+      add(&pair, right);
+      for (int carry = k / 2; (carry & 1) != 0; carry >>= 1, --depth)
+        add(&trees[depth - 2], trees[depth - 1]);
+    }
+  }
+  for (; depth > 1; --depth) add(&trees[depth - 2], trees[depth - 1]);
+  *result = trees[0];
+}
+
 /*! \brief Reduce elements one by one, with the rules for NaN. */
 template <typename Format, typename Op>
 __attribute__((noinline, cold)) void ReduceCarefully(char* dst, const void* const* src, int num_src,
@@ -148,8 +178,14 @@ __attribute__((noinline, cold)) void ReduceCarefully(char* dst, const void* cons
       result = static_cast<Bits>(result | Format::kQuiet);
     } else {
       Scalar acc = Format::Widen(load(0, at));
-      for (int k = 1; k < num_src; ++k)
-        acc = Op::template Apply<Format>(acc, Format::Widen(load(k, at)));
+      if constexpr (Op::kTree) {
+        CombineTree<Scalar>(
+            num_src, &acc, [&](int k, Scalar* to) { *to = Format::Widen(load(k, at)); },
+            [](Scalar* left, Scalar right) { *left = Op::template Apply<Format>(*left, right); });
+      } else {
+        for (int k = 1; k < num_src; ++k)
+          acc = Op::template Apply<Format>(acc, Format::Widen(load(k, at)));
+      }
       if (Op::kDivide) acc = acc / static_cast<Scalar>(num_src);
       result =
           acc != acc ? static_cast<Bits>(Format::kInfinity | Format::kQuiet) : Format::Narrow(acc);
@@ -211,14 +247,25 @@ TVM_IPC_INLINE void Step(const Job& job, size_t at, size_t part) {
   Block acc, x;
   bool nan = false;
   bool prefetch = kVectors > 1 && at + kAhead + kVectors * kVector <= job.bytes;
-  acc.Read(job.Source<kSources>(0) + at, part);
-  if (prefetch) Prefetch<kVectors * kVector>(job.Source<kSources>(0) + at);
-  if constexpr (kFloats && !Op::kSticky) nan |= acc.HasNan();
-  for (int k = 1; k < num_src; ++k) {
-    x.Read(job.Source<kSources>(k) + at, part);
+  auto read = [&](int k, Block* to) __attribute__((always_inline)) {
+    to->Read(job.Source<kSources>(k) + at, part);
     if (prefetch) Prefetch<kVectors * kVector>(job.Source<kSources>(k) + at);
-    if constexpr (kFloats && !Op::kSticky) nan |= x.HasNan();
-    for (int i = 0; i < Block::kCount; ++i) acc.v[i] = Op::template Apply<Format>(acc.v[i], x.v[i]);
+  };
+  auto apply = [](Block* to, const Block& from) __attribute__((always_inline)) {
+    for (int i = 0; i < Block::kCount; ++i)
+      to->v[i] = Op::template Apply<Format>(to->v[i], from.v[i]);
+  };
+  if constexpr (Op::kTree) {
+    static_assert(Op::kSticky, "NaN is looked for in the result");
+    CombineTree(num_src, &acc, read, apply);
+  } else {
+    read(0, &acc);
+    if constexpr (kFloats && !Op::kSticky) nan |= acc.HasNan();
+    for (int k = 1; k < num_src; ++k) {
+      read(k, &x);
+      if constexpr (kFloats && !Op::kSticky) nan |= x.HasNan();
+      apply(&acc, x);
+    }
   }
   if constexpr (Op::kDivide) {
     Scalar divisor = static_cast<Scalar>(num_src);
@@ -291,7 +338,11 @@ void Run(void* dst, const void* const* src, int num_src, size_t count, bool stre
 template <typename Format, typename Op>
 void Reduce(void* dst, const void* const* src, int num_src, size_t count, bool stream) {
   if (count == 0 || num_src < 1) return;
-  if constexpr (Op::kOften) {
+  if constexpr (Op::kTree) {
+    // A tree of three sources or fewer has the order of a sum.
+    if (num_src < 4) return Reduce<Format, Sum>(dst, src, num_src, count, stream);
+    if (num_src == 4) return Run<Format, Op, 4>(dst, src, num_src, count, stream);
+  } else if constexpr (Op::kOften) {
     if (num_src == 2) return Run<Format, Op, 2>(dst, src, num_src, count, stream);
   }
   Run<Format, Op, 0>(dst, src, num_src, count, stream);
@@ -331,7 +382,8 @@ inline void Copy(void* dst, const void* src, size_t bytes, bool stream) {
 template <typename Format>
 constexpr ReduceRow FloatRow() {
   return {{Reduce<Format, Sum>, Reduce<Format, Product>, Reduce<Format, Minimum>,
-           Reduce<Format, Maximum>, Reduce<Format, Average>, nullptr, nullptr, nullptr}};
+           Reduce<Format, Maximum>, Reduce<Format, Average>, nullptr, nullptr, nullptr,
+           Reduce<Format, TreeSum>}};
 }
 
 // Signed sums, products and bitwise operations have the same bits as unsigned ones, whose overflow
@@ -341,13 +393,13 @@ constexpr ReduceRow IntegerRow() {
   return {{Reduce<Native<Unsigned>, Sum>, Reduce<Native<Unsigned>, Product>,
            Reduce<Native<T>, Minimum>, Reduce<Native<T>, Maximum>, kAverage,
            Reduce<Native<Unsigned>, BitwiseAnd>, Reduce<Native<Unsigned>, BitwiseOr>,
-           Reduce<Native<Unsigned>, BitwiseXor>}};
+           Reduce<Native<Unsigned>, BitwiseXor>, Reduce<Native<Unsigned>, Sum>}};
 }
 
 constexpr ReduceRow TruthRow() {
   using Bytes = Native<uint8_t>;
   return {{Reduce<Bytes, Any>, Reduce<Bytes, All>, Reduce<Bytes, All>, Reduce<Bytes, Any>, nullptr,
-           nullptr, nullptr, nullptr}};
+           nullptr, nullptr, nullptr, Reduce<Bytes, Any>}};
 }
 
 /*! \brief Return the table, with its rows in the order of ReduceType. */

@@ -37,7 +37,8 @@ enum ReduceType : int {
   kReduceBool,
   kNumReduceTypes
 };
-constexpr int kNumReduceKinds = 8;
+/*! \brief The columns of a table, one for each ReduceKind. */
+constexpr int kReduceColumns = 9;
 
 /*! \brief The parameters of a row's normalisation. `bias` is that of a LayerNorm, null for an
  *         RMSNorm. */
@@ -66,7 +67,7 @@ struct NormKernels {
 
 /*! \brief Indexed by ReduceKind; nullptr if a kind has no meaning for the type. */
 struct ReduceRow {
-  ReduceFn kinds[kNumReduceKinds];
+  ReduceFn kinds[kReduceColumns];
 };
 
 struct ReduceTable {

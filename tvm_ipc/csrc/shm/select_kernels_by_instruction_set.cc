@@ -110,10 +110,12 @@ int RowOf(ElementType type) {
 
 }  // namespace
 
+static_assert(kReduceColumns == kNumReduceKinds, "one column for each kind");
+
 ReduceFn FindReduce(ElementType type, ReduceKind kind) {
   int row = RowOf(type);
   int column = static_cast<int>(kind);
-  if (row < 0 || column >= kNumReduceKinds) return nullptr;
+  if (row < 0 || column >= kReduceColumns) return nullptr;
   return Table()->rows[row].kinds[column];
 }
 

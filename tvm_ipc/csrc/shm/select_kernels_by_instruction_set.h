@@ -18,6 +18,9 @@ namespace tvm_ipc {
 /*!
  * \brief dst[i] = src[0][i] op src[1][i] op ... op src[num_src - 1][i], in that order.
  *
+ * kTreeSum adds floats as a balanced binary tree, ((s0 + s1) + (s2 + s3)) + ...: more than one
+ * source is split at the largest power of two below their number.
+ *
  * 16-bit floats accumulate in float32 and round once, to nearest even, at the end; integers
  * accumulate in a wider integer and wrap at the end; an average divides the whole sum, integers
  * towards zero. NaN in any source gives NaN for every kind. The result has the same bits on
