@@ -72,7 +72,10 @@ def test_linear_layer_with_everything() -> None:
             with R.dataflow():
                 y4 = R.call_dps_packed(
                     "tvm_ipc.blas.matmul",
-                    (R.prim_value(0), R.prim_value(1), R.prim_value(0x141), x, w, bias, residual),
+                    (
+                        *(R.prim_value(0), R.prim_value(1), R.prim_value(0x141), R.prim_value(0)),
+                        *(x, w, bias, residual),
+                    ),
                     out_ty=R.Tensor((n, 8), "float16"),
                 )
                 R.output(y4)

@@ -63,12 +63,13 @@ def call(
     b_axes: tuple[int, ...] = (),
     steps: tuple[Epilogue, ...] = (),
     out_dtype: str | None = None,
+    parts: int = 0,
 ) -> Any:
     """Multiply into memory that was full of NaN."""
     with np.errstate(invalid="ignore"):
         target = np.full(out, np.nan).astype(out_dtype or str(a.dtype))
     tensors = [tvm.runtime.tensor(x) for x in (a, b, *operands, target)]
-    _matmul(pack_digits(a_axes), pack_digits(b_axes), pack_digits(steps), *tensors)
+    _matmul(pack_digits(a_axes), pack_digits(b_axes), pack_digits(steps), parts, *tensors)
     return tensors[-1].numpy()
 
 
@@ -242,7 +243,7 @@ for dtype in ("float32", "float64", "float16"):
         a, b = (tvm.runtime.tensor(random.random(s).astype(dtype)) for s in ((m, k), (k, n)))
         bias = tvm.runtime.tensor(random.random(n).astype(dtype))
         out = tvm.runtime.tensor(np.zeros((m, n), dtype))
-        matmul(0, 0, 0x61, a, b, bias, out)
+        matmul(0, 0, 0x61, 0, a, b, bias, out)
         expected = a.numpy().astype("float64") @ b.numpy().astype("float64") + bias.numpy()
         expected /= 1 + np.exp(-expected)
         np.testing.assert_allclose(out.numpy(), expected, rtol=2e-3)
@@ -288,7 +289,7 @@ import tvm_ipc.cpu.openblas_discovery, tvm_ipc.runtime; tvm_ipc.runtime.ready()
 tvm_ipc.cpu.openblas_discovery._PACKAGE = "no_such_package"
 x = tvm.runtime.tensor(np.zeros((2, 2), "float32"))
 try:
-    tvm_ffi.get_global_func("tvm_ipc.blas.matmul")(0, 0, 0, x, x, x)
+    tvm_ffi.get_global_func("tvm_ipc.blas.matmul")(0, 0, 0, 0, x, x, x)
 except tvm_ipc.errors.LibraryError as error:
     print(error)
 assert not tvm_ipc.cpu.openblas_discovery.installed()
@@ -330,4 +331,4 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="no dimension of the matrix is contiguous"):
         call(cube, np.zeros((4, 3, 5), "float32"), out=(4, 2, 5), a_axes=(2, 0, 1))
     with pytest.raises(ValueError, match="is no tensor"):
-        _matmul(0, 0, 0, 1, 2, 3)
+        _matmul(0, 0, 0, 0, 1, 2, 3)

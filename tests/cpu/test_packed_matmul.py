@@ -139,7 +139,7 @@ sizes = (130, 300, 700), (700, 400, 130), (1030, 530, 77), (33, 3000, 300), (8, 
 for m, k, n in (*sizes, (48, 9000, 40)):
     for axes, shape in (((), (k, n)), ((1, 0), (n, k))):
         out = tvm.runtime.tensor(np.zeros((m, n), "float32"))
-        matmul(0, pack_digits(axes), 0, tensor(m, k), tensor(*shape), out)
+        matmul(0, pack_digits(axes), 0, 0, tensor(m, k), tensor(*shape), out)
         total.update(out.numpy().tobytes())
 print(total.hexdigest())
 """

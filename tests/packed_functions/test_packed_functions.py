@@ -249,15 +249,16 @@ def test_compilers_take_names_from_the_contract(folder: str) -> None:
 
 def test_arguments_are_bound_to_parameters() -> None:
     matmul = packed_functions.PROGRAMS["tvm_ipc.blas.matmul"]
-    for count, operands in ((6, 0), (7, 1), (9, 3)):
+    for count, operands in ((7, 0), (8, 1), (10, 3)):
         bound = matmul.bind(count)
         assert bound is not None
         names = [parameter.name for parameter in bound]
-        assert names == ["a_axes", "b_axes", "steps", "a", "b", *["operands"] * operands, "out"]
+        numbers = ["a_axes", "b_axes", "steps", "parts"]
+        assert names == [*numbers, "a", "b", *["operands"] * operands, "out"]
         assert matmul.positions(matmul.writes, count) == (count - 1,)
-        assert matmul.positions(matmul.reads, count) == tuple(range(3, count - 1))
-    assert matmul.bind(5) is None
-    assert matmul.positions(matmul.writes, 5) == ()
+        assert matmul.positions(matmul.reads, count) == tuple(range(4, count - 1))
+    assert matmul.bind(6) is None
+    assert matmul.positions(matmul.writes, 6) == ()
 
 
 def test_effects_of_operands_that_are_none_are_refused() -> None:

@@ -35,11 +35,12 @@ class OffloadBLAS:
 
     After:
 
-        y2 = R.call_dps_packed("tvm_ipc.blas.matmul", (0, 0x01, 0x41, x, w, bias),
+        y2 = R.call_dps_packed("tvm_ipc.blas.matmul", (0, 0x01, 0x41, 0, x, w, bias),
                                out_ty=R.Tensor((n, 64), "float32"))
 
-    The numbers encode the axes of both operands and the steps of the epilogue
-    (`packed_functions.Epilogue`), one hexadecimal digit each. Matmuls and steps are computed in
+    The first three numbers encode the axes of both operands and the steps of the epilogue
+    (`packed_functions.Epilogue`), one hexadecimal digit each. The fourth is the number of parts
+    whose sums are added as a tree; 0 selects the fastest order of sums. Matmuls and steps are computed in
     float32, or in float64 for float64 operands, so 16-bit types are rounded only once, at the end.
 
     Run the pass before `LegalizeOps`, while matmuls are operators, and after passes that rewrite

@@ -54,6 +54,11 @@ struct Isa {
     return _mm512_maskz_cvtepi32_epi16(kAll, (__m512i)words);
   }
   template <typename Vector>
+  static inline void WidenHalves(U32 words, Vector* low, Vector* high) {
+    *low = (Vector)WidenHalf(Lower(words));
+    *high = (Vector)WidenHalf(Lower(words >> 16));
+  }
+  template <typename Vector>
   static inline void Transpose(Vector* rows) {
     __m512 t[16], u[16];
     for (int i = 0; i < 16; i += 2) {

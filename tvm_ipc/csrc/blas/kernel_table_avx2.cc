@@ -45,6 +45,15 @@ struct Isa {
     _mm256_maskstore_ps(reinterpret_cast<float*>(p), First(count), v);
   }
   static inline __m256 WidenHalf(__m128i raw) { return _mm256_cvtph_ps(raw); }
+  template <typename Vector>
+  static inline void WidenHalves(U32 words, Vector* low, Vector* high) {
+    const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0,
+                                           1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    const __m256i halves =
+        _mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)words, order), 0xd8);
+    *low = (Vector)_mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+    *high = (Vector)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+  }
   static inline __m128i NarrowHalf(__m256 v) {
     return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
   }

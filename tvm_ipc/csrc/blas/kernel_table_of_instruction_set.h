@@ -13,7 +13,8 @@
  *   WidenBrain, Lower                convert bfloat16 to float32; take the lower halves of words
  *   Sum                              add the lanes
  * With TVM_IPC_PACKED_KERNELS also:
- *   Transpose                        transpose kLanes vectors of float32 in place
+ *   Transpose                        transpose kLanes vectors of 32-bit elements in place
+ *   WidenHalves                      convert the lower and the upper halves of words from float16
  */
 #ifndef TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_
 #define TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_
@@ -28,7 +29,8 @@
 namespace tvm_ipc {
 namespace {
 
-#define TVM_IPC_SKINNY(type) {Axpy<type, 1>, Axpy<type, 2>, Axpy<type, 3>, Axpy<type, 4>}
+#define TVM_IPC_SKINNY(type) \
+  { Axpy<type, 1>, Axpy<type, 2>, Axpy<type, 3>, Axpy<type, 4> }
 
 constexpr BlasKernels MakeBlasKernels(const char* name) {
   return BlasKernels{

@@ -49,11 +49,28 @@ struct Weights {
 };
 
 /*!
- * \brief Compute y[r][n] = sum over k of x[r][k] * weights[k][n]. x and y are float32, with rows
- *        that are ldx and ldy elements apart.
+ * \brief The parts of k: `count`, a power of two, parts of `size` steps each.
+ *
+ * Each part is added up in the order of k, in blocks of kPackedDepth steps whose sums are added in
+ * their order. The sums of parts are added as a balanced binary tree: ((s0 + s1) + (s2 + s3)) + ...
+ * Sums that wait for others are kept as the digits of a binary counter: level l of `levels`, which
+ * has kLevelFloats elements, is free or has the sums of 2^l parts. Part i fills up as many levels
+ * as i ends with digits 1; these sums are added to those of part i, and the result is the next
+ * level.
  */
-using SkinnyFn = void (*)(const float* x, int64_t ldx, Weights weights, int64_t k, int64_t n,
-                          float* y, int64_t ldy);
+struct Parts {
+  int64_t count, size;
+  float* levels;
+};
+constexpr int64_t kLevelFloats = 4096;
+
+/*!
+ * \brief Compute y[r][n] = sum over k of x[r][k] * weights[k][n] (weights[n][k] for
+ *        PackedKernels::in_order). x and y are float32, with rows that are ldx and ldy elements
+ *        apart.
+ */
+using SkinnyFn = void (*)(const float* x, int64_t ldx, Weights weights, const Parts& parts,
+                          int64_t n, float* y, int64_t ldy);
 
 /*!
  * \brief Compute y[r][n] = sum over k of x[r][k] * weights[n][k], for any number of rows. x is
@@ -167,14 +184,27 @@ struct PackedAhead {
   int64_t group, step, second;  // bytes
 };
 
+/*! \brief Packed rows of a and lines of b, which are `ldb` elements apart, for `parts` parts of k
+ *         of `size` steps. Parts::levels are not used for these. */
+struct PackedSteps {
+  const float *a, *b;
+  int64_t ldb, size, parts;
+};
+
+/*! \brief `count` matrices of sums, which are `stride` elements apart, with rows of
+ *         PackedKernels::cols elements. */
+struct PackedSums {
+  const float* data;
+  int64_t count, stride;
+};
+
 /*!
- * \brief Compute a tile: to = before + a b, for as many packed rows of a as the position in
- *        PackedKernels::tile, and PackedKernels::cols columns of b, whose lines are `ldb` elements
- *        apart. `before`, if not nullptr, has rows of PackedKernels::cols
- * elements.
+ * \brief Compute a tile: to = a b + before, for as many packed rows of a as the position in
+ *        PackedKernels::tile, and PackedKernels::cols columns of b. The matrices of `before` are
+ *        added one after another.
  */
-using PackedTileFn = void (*)(const float* a, const float* b, int64_t ldb, int64_t k,
-                              const PackedAhead& ahead, const float* before, float* to, int64_t ld);
+using PackedTileFn = void (*)(const PackedSteps& steps, const PackedAhead& ahead,
+                              const PackedSums& before, float* to, int64_t ld);
 
 /*!
  * \brief Widen `lines` lines of `length` elements, which are `stride` elements apart, and pad them
@@ -192,7 +222,11 @@ struct PackedKernels {
   /*! \brief The most rows for which `dot` is faster than packing weights contiguous along k. */
   int64_t dot_rows;
   PackFn lines[kFloat32 + 1], transposed[kFloat32 + 1];
-  PackedTileFn tile[kMaxPackedRows + 1];  // indexed by the number of rows
+  /*! \brief Kernels for few rows and weights contiguous along k, with the order of sums of the
+   *         packed ones. Indexed by [type][rows - 1]. */
+  SkinnyFn in_order[kFloat32 + 1][kSkinnyRows];
+  /*! \brief Tiles of one part of k, and of several. Indexed by the number of rows. */
+  PackedTileFn tile[kMaxPackedRows + 1], tree[kMaxPackedRows + 1];
 };
 
 struct BlasKernels {

@@ -125,7 +125,8 @@ struct Job {
                      p.target + ((place * p.m + i0) * p.n + j0) * SizeOf(p.target_type),
                      p.n,
                      p.num_steps,
-                     steps};
+                     steps,
+                     p.parts};
     for (int s = 0; s < p.num_steps; ++s) {
       const MatrixBatch& operand = p.operands[s];
       steps[s] = p.steps[s];

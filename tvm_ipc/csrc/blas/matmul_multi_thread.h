@@ -41,6 +41,9 @@ struct Product {
   char* target;  // contiguous: batch, m, n
   int num_steps;
   Step steps[kMaxSteps];
+  /*! \brief 0: sums are added up in the fastest order. Else Parts::count, so that the bits of a sum
+   *         depend on its operands and this number only; needs OrdersSums and no float64. */
+  int64_t parts;
   MatrixBatch operands[kMaxSteps];  // of the steps that have one; strides of 0 broadcast
 };
 

@@ -61,16 +61,35 @@ void CheckUnit(const View& x, int64_t row_stride, int64_t col_stride, int64_t ro
 
 int64_t Integer(const ffi::AnyView& argument) { return argument.cast<int64_t>(); }
 
+void CheckParts(const Product& p) {
+  if (p.parts == 0) return;
+  if (p.parts < 0 || (p.parts & (p.parts - 1)) != 0) {
+    Refuse("parts is ", p.parts, "; expected a power of two, or 0 for sums in the fastest order");
+  }
+  if (p.k % p.parts != 0) {
+    Refuse("parts is ", p.parts, ", but a row of a has ", p.k, " elements; expected a divisor");
+  }
+  if (p.type == kFloat64) {
+    Refuse("parts is ", p.parts, ", but a and b are float64; expected float16, bfloat16 or ",
+           "float32, or parts of 0");
+  }
+  if (!OrdersSums()) {
+    Refuse("parts is ", p.parts, ", but the kernels in use are ", BlasInstructionSet(),
+           "; sums in a fixed order need AVX2 or AVX-512, others parts of 0");
+  }
+}
+
 bool HasOperand(int kind) { return kind == kStepAdd || kind == kStepMultiply; }
 
 }  // namespace
 
 void BlasMatmul(ffi::PackedArgs args, ffi::Any* result) {
   const BlasLibrary& library = Library();
-  constexpr int kFirst = 5;  // index of the first operand of a step
-  if (args.size() < kFirst + 1) Refuse("needs (a_axes, b_axes, steps, a, b, *operands, out)");
-  const View a(kName, "a", args[3], Integer(args[0]));
-  const View b(kName, "b", args[4], Integer(args[1]));
+  constexpr int kFirst = 6;  // index of the first operand of a step
+  if (args.size() < kFirst + 1)
+    Refuse("needs (a_axes, b_axes, steps, parts, a, b, *operands, out)");
+  const View a(kName, "a", args[4], Integer(args[0]));
+  const View b(kName, "b", args[5], Integer(args[1]));
   const View out(kName, "out", args[args.size() - 1], 0);
   if (a.type != b.type) Refuse("a and b have different types");
   if ((a.type == kFloat64) != (out.type == kFloat64)) {
@@ -111,6 +130,8 @@ void BlasMatmul(ffi::PackedArgs args, ffi::Any* result) {
       if (!empty) RefuseShapes(a, b, out);
     }
   }
+  p.parts = Integer(args[3]);
+  CheckParts(p);
   CheckUnit(a, p.a.row_stride, p.a.col_stride, p.m, p.k);
   CheckUnit(b, p.b.row_stride, p.b.col_stride, p.k, p.n);
 

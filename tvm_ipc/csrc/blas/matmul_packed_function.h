@@ -14,13 +14,14 @@ namespace tvm_ipc {
 /*!
  * \brief Compute a matmul and its epilogue steps.
  *
- * Arguments: (a_axes: int, b_axes: int, steps: int, a, b, *operands, out).
+ * Arguments: (a_axes: int, b_axes: int, steps: int, parts: int, a, b, *operands, out).
  *
  * `a_axes` and `b_axes` are permutations as in `permute_dims`; `steps` is a list of `Epilogue`
  * (tvm_ipc/packed_functions/constants_shared_with_native_library.py). Each list has one hexadecimal
  * digit per entry, the first entry in the lowest digit; 0 means none. Each step that has an operand
- * takes the next one of `operands`. Throws LibraryError if there is no BLAS, ValueError if an
- * argument is wrong.
+ * takes the next one of `operands`. `parts` is that of Product: 0 for sums in the fastest order, or
+ * a power of two that divides k. Throws LibraryError if there is no BLAS, ValueError if an argument
+ * is wrong.
  */
 void BlasMatmul(tvm::ffi::PackedArgs args, tvm::ffi::Any* result);
 

@@ -58,7 +58,7 @@ constexpr int64_t kStretchSteps = 4096 / kTileStep;
 constexpr int64_t kStepBytes = 1 << 20;
 constexpr int64_t kStepRows = 512;
 
-thread_local Scratch scratch_a, scratch_b, scratch_c;
+thread_local Scratch scratch_a, scratch_b, scratch_c, scratch_levels;
 
 template <typename T>
 void CallGemm(BlasLibrary::Gemm<T> gemm, const Matrix& a, const Matrix& b, T beta, T* c,
@@ -70,6 +70,45 @@ void CallGemm(BlasLibrary::Gemm<T> gemm, const Matrix& a, const Matrix& b, T bet
        reinterpret_cast<const T*>(a.data), a.ld(), reinterpret_cast<const T*>(b.data), b.ld(), beta,
        c, ldc);
 }
+
+/*! \brief Return the number of levels for `count` parts (see Parts). */
+int64_t LevelsOf(int64_t count) { return __builtin_ctzll(count); }
+
+/*!
+ * \brief The blocks of k that are packed at once: several small parts, or as much of one part as
+ *        fits.
+ *
+ * The sums of a block are added to others as Parts describes. Matrix 0 has the sums of the first
+ * blocks of a part that has several; the levels follow.
+ */
+struct PackedBlocks {
+  int64_t parts = 1;  // of a block
+  int64_t units;      // parts that have one block or more, or blocks that have several parts
+  int64_t unit;       // steps
+
+  PackedBlocks(int64_t k, int64_t count) : units(count), unit(k / count) {
+    while (units > 1 && 2 * unit <= kPackedDepth) {
+      parts *= 2;
+      unit *= 2;
+      units /= 2;
+    }
+  }
+  int64_t count() const { return units * ((unit + kPackedDepth - 1) / kPackedDepth); }
+  int64_t levels() const { return LevelsOf(units); }
+  /*! \brief Return the steps of the block that begins at step p. */
+  int64_t DepthAt(int64_t p) const { return std::min(kPackedDepth, unit - p % unit); }
+
+  /*! \brief The matrices [first, first + count) are added to a block, and the result is `to`. */
+  struct Order {
+    int64_t first, count, to;
+  };
+  Order OrderAt(int64_t p, int64_t deep) const {
+    const int64_t begun = p % unit != 0;
+    if (p % unit + deep < unit) return {0, begun, 0};
+    const int64_t full = __builtin_ctzll(p / unit + 1);
+    return {1 - begun, begun + full, 1 + full};
+  }
+};
 
 /*! \brief A piece and the methods that compute it. */
 struct PieceRunner : Piece {
@@ -103,6 +142,12 @@ struct PieceRunner : Piece {
       Float64();
     } else if (a.cols == 0) {
       Nothing();
+    } else if (parts > 0) {
+      if (FewRowsInOrder()) {
+        FewRows();
+      } else {
+        Packed();
+      }
     } else if (InPlace()) {
       FewRows();
     } else if (type == kBFloat16 && tiles != nullptr) {
@@ -149,9 +194,15 @@ struct PieceRunner : Piece {
            a.cols * b.cols >= kManyWeights;
   }
 
+  /*! \brief Return whether kernels for few rows are faster than packed ones, in the same order. */
+  bool FewRowsInOrder() const { return a.rows <= (type == kFloat32 ? kFewRowsFloat32 : kFewRows); }
+
   void FewRows() const {
     const int64_t m = a.rows, n = b.cols, k = a.cols, weight = SizeOf(type);
-    const bool dot = !b.plain(), pairs = dot && pair_dot != nullptr && a.col == 1;
+    const bool along_k = !b.plain(), dot = along_k && parts == 0;
+    const bool pairs = dot && pair_dot != nullptr && a.col == 1;
+    const int64_t count = std::max<int64_t>(1, parts);
+    const Parts own{count, k / count, scratch_levels.Floats(LevelsOf(count) * kLevelFloats)};
     const char* x = a.data;
     int64_t ldx = a.row;
     if (!pairs && (type != kFloat32 || a.col != 1)) {
@@ -180,19 +231,18 @@ struct PieceRunner : Piece {
         const float* floats = reinterpret_cast<const float*>(x);
         for (int64_t i = 0; i < m; i += kSkinnyRows) {
           const int64_t rows = std::min<int64_t>(kSkinnyRows, m - i);
-          kernels.skinny[type][rows - 1](floats + i * ldx, ldx, weights, k, width, sums + i * ld,
-                                         ld);
+          const auto& table = along_k ? packed.in_order[type] : kernels.skinny[type];
+          table[rows - 1](floats + i * ldx, ldx, weights, own, width, sums + i * ld, ld);
         }
       }
       if (finish) Finish(sums, ld, 0, m, j, width);
     }
   }
 
-  /*! \brief Pack the rows [i, i + rows) of a, one block of kPackedDepth steps of k after another.
-   */
-  void PackRows(int64_t i, int64_t rows, float* to) const {
-    for (int64_t p = 0; p < a.cols; p += kPackedDepth, to += rows * kPackedStride) {
-      const int64_t deep = std::min(kPackedDepth, a.cols - p);
+  /*! \brief Pack the rows [i, i + rows) of a, one block of k after another. */
+  void PackRows(const PackedBlocks& blocks, int64_t i, int64_t rows, float* to) const {
+    for (int64_t p = 0, deep; p < a.cols; p += deep, to += rows * kPackedStride) {
+      deep = blocks.DepthAt(p);
       const Matrix block = a.Block(type, i, rows, p, deep);
       if (a.plain()) {
         packed.lines[type](block.data, a.row, rows, deep, deep, to, kPackedStride);
@@ -213,9 +263,9 @@ struct PieceRunner : Piece {
     }
   }
 
-  /*! \brief Return what to prefetch of the panel that is packed after the one at (p, j). */
-  PackedAhead After(int64_t p, int64_t j) const {
-    p += kPackedDepth;
+  /*! \brief Return what to prefetch of the block of k that begins at step p of the panel at column
+   *         j, or at the next panel if p is at the end. */
+  PackedAhead Ahead(int64_t p, int64_t j) const {
     if (p >= b.rows) {
       p = 0;
       j += packed.cols;
@@ -227,16 +277,19 @@ struct PieceRunner : Piece {
     return {from, 16 * SizeOf(type), line, packed.cols > 16 ? 16 * line : 0};
   }
 
-  /*! \brief Compute the sums of a panel, at column j, of the packed rows [i, i + rows). `sums` has
-   *         room for a panel, and may be `to`. */
-  void PackedPanel(const float* of_a, int64_t rows, int64_t j, float* of_b, float* sums, float* to,
-                   int64_t ld) const {
+  /*!
+   * \brief Compute the sums of a panel, at column j, of the packed rows [i, i + rows). `sums` has
+   *        room for a panel and one for each level of blocks, and may be `to`.
+   */
+  void PackedPanel(const PackedBlocks& blocks, const float* of_a, int64_t rows, int64_t j,
+                   float* of_b, float* sums, float* to, int64_t ld) const {
     const int64_t k = a.cols, cols = std::min(packed.cols, b.cols - j);
+    const int64_t size = rows * packed.cols;
     // Packing b costs more than it saves for a single tile of rows, and in a nearby cache.
     const bool in_place = type == kFloat32 && b.plain() && cols == packed.cols &&
                           (a.rows <= packed.rows || k * b.cols * 4 <= kPackedInPlaceBytes);
-    for (int64_t p = 0; p < k; p += kPackedDepth) {
-      const int64_t deep = std::min(kPackedDepth, k - p);
+    for (int64_t p = 0, deep; p < k; p += deep, of_a += rows * kPackedStride) {
+      deep = blocks.DepthAt(p);
       const float* panel = of_b;
       int64_t line = packed.cols;
       if (in_place) {
@@ -245,16 +298,20 @@ struct PieceRunner : Piece {
       } else {
         PackPanel(p, deep, j, of_b);
       }
+      const PackedBlocks::Order order = blocks.OrderAt(p, deep);
       const bool last = p + deep == k;
       // The rows of tiles differ by one at most: tiles of few rows are slow.
       const int64_t tiles = (rows + packed.rows - 1) / packed.rows;
-      PackedAhead ahead = After(p, j);
+      PackedAhead ahead = Ahead(p + deep, j);
       for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t r = rows * tile / tiles, height = rows * (tile + 1) / tiles - r;
-        float* before = sums + r * packed.cols;
-        packed.tile[height](of_a + (p / kPackedDepth * rows + r) * kPackedStride, panel, line, deep,
-                            ahead, p == 0 ? nullptr : before, last ? to + r * ld : before,
-                            last ? ld : packed.cols);
+        const PackedSteps steps{of_a + r * kPackedStride, panel, line, deep / blocks.parts,
+                                blocks.parts};
+        float* own = sums + r * packed.cols;
+        const PackedSums before{own + order.first * size, order.count, size};
+        const auto* table = blocks.parts > 1 ? packed.tree : packed.tile;
+        table[height](steps, ahead, before, last ? to + r * ld : own + order.to * size,
+                      last ? ld : packed.cols);
         ahead.from = nullptr;
       }
     }
@@ -262,31 +319,33 @@ struct PieceRunner : Piece {
 
   void Packed() const {
     const int64_t m = a.rows, n = b.cols;
-    const int64_t deep_blocks = (a.cols + kPackedDepth - 1) / kPackedDepth;
+    const PackedBlocks in_blocks(a.cols, std::max<int64_t>(1, parts));
+    const int64_t deep_blocks = in_blocks.count();
     const int64_t fitting = kPackedBytesA / (deep_blocks * kPackedStride * 4);
     const int64_t most = std::min(kPackedMostRows, std::max<int64_t>(packed.rows, fitting));
     const int64_t blocks = (m + most - 1) / most, height = (m + blocks - 1) / blocks;
     const bool direct = target_type == kFloat32;
     float* of_a = scratch_a.Floats(height * deep_blocks * kPackedStride);
     float* of_b = scratch_b.Floats(kPackedDepth * packed.cols);
-    float* sums = scratch_c.Floats(height * (packed.cols + (direct ? 0 : kPackedFinishCols)));
+    const int64_t partial_cols = packed.cols * (1 + in_blocks.levels());
+    float* sums = scratch_c.Floats(height * (partial_cols + (direct ? 0 : kPackedFinishCols)));
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t i = m * block / blocks, rows = m * (block + 1) / blocks - i;
-      PackRows(i, rows, of_a);
+      PackRows(in_blocks, i, rows, of_a);
       for (int64_t first = 0; first < n; first += kPackedFinishCols) {
         const int64_t end = std::min(n, first + kPackedFinishCols);
-        float* to = direct ? reinterpret_cast<float*>(At(i, first)) : sums + height * packed.cols;
+        float* to = direct ? reinterpret_cast<float*>(At(i, first)) : sums + height * partial_cols;
         const int64_t ld = direct ? ld_target : kPackedFinishCols;
         int64_t j = first;
         for (; j + (direct ? packed.cols : 1) <= end; j += packed.cols) {
-          PackedPanel(of_a, rows, j, of_b, sums, to + (j - first), ld);
+          PackedPanel(in_blocks, of_a, rows, j, of_b, sums, to + (j - first), ld);
         }
         const int64_t done = std::min(j, end);
         if (!direct || (num_steps > 0 && done > first))
           Finish(to, ld, i, rows, first, done - first);
         if (done < end) {
           // The target has no room for a whole panel.
-          PackedPanel(of_a, rows, done, of_b, sums, sums, packed.cols);
+          PackedPanel(in_blocks, of_a, rows, done, of_b, sums, sums, packed.cols);
           Finish(sums, packed.cols, i, rows, done, end - done);
         }
       }

@@ -43,6 +43,7 @@ struct Piece {
   int64_t ld_target;
   int num_steps;
   const Step* steps;
+  int64_t parts;  // of k, see Product
 };
 
 constexpr int kMaxSteps = 8;

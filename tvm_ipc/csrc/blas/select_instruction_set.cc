@@ -112,6 +112,8 @@ const AttentionKernels& CurrentAttention(FloatType type) {
   return CurrentBlasKernels().attention;
 }
 
+bool OrdersSums() { return CurrentBlasKernels().packed.rows > 0; }
+
 std::string BlasInstructionSet() {
   const TileKernels* tiles = CurrentTiles();
   return std::string(CurrentBlasKernels().name) + (tiles ? ", " : "") + (tiles ? tiles->name : "");

@@ -27,6 +27,9 @@ DotFn CurrentPairDot();
  *         has a kernel. */
 const AttentionKernels& CurrentAttention(FloatType type);
 
+/*! \brief Return whether the kernels in use can add up sums in a fixed order (Product::parts). */
+bool OrdersSums();
+
 /*! \brief Return the names of the kernels in use. */
 std::string BlasInstructionSet();
 
