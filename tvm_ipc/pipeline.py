@@ -9,7 +9,8 @@ The pipeline consists of TVM's own passes for the target, and passes of tvm_ipc 
 
     1 dispatch   lower programs for all ranks to the program of one rank; overlap matmuls with
                  communication; fuse all-reduces with the norm after them, and attention, if
-                 requested; offload matmuls to BLAS; run TVM's library dispatch
+                 requested; offload matmuls to BLAS, or fix the order of all sums; run TVM's library
+                 dispatch
     2 legalize   turn operators into kernels, one for all equal calls; fuse kernels
     3 schedule   run the caller's schedule pass, if any; on CPUs, schedule the remaining kernels
     4 dataflow   allocate outputs explicitly, including those of external compilers' functions
@@ -39,8 +40,10 @@ import tvm
 from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 from tvm.relax.backend.cuda import pipeline as cuda_pipeline
+from tvm.target import codegen
 
 from tvm_ipc import arguments
+from tvm_ipc.analysis.collective_calls import name_of
 from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, relax_functions, walk
 from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import CollectiveAttrs, Mesh
@@ -48,8 +51,8 @@ from tvm_ipc.comm.collective_attrs import check_attributes
 from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
 from tvm_ipc.comm.expert_ops import RAGGED_OPERATORS
 from tvm_ipc.comm.place_op import NAME as PLACE
-from tvm_ipc.comm.place_op import mesh_of
-from tvm_ipc.cpu import FuseAttention, OffloadBLAS, ScheduleForCPU
+from tvm_ipc.comm.place_op import PlaceAttrs, mesh_of
+from tvm_ipc.cpu import FixSumOrder, FuseAttention, OffloadBLAS, ScheduleForCPU
 from tvm_ipc.cpu import openblas_discovery as blas_library
 from tvm_ipc.cpu.blas.byoc_backend import COMPILER as BLAS_COMPILER
 from tvm_ipc.errors import TransformError
@@ -118,6 +121,7 @@ def get_pipeline(
     async_collectives: bool = False,
     overlap: Calibration | int | None = None,
     streams: int = 2,
+    reproducible: bool = False,
     dump: str | Path | None = None,
 ) -> tvm.transform.Pass:
     """Return a pipeline for `relax.build` and `tvm.compile`.
@@ -151,6 +155,11 @@ def get_pipeline(
         that `comm.place` marks for streams. For the target `cuda`, chunk i is computed on stream
         i % `streams` of the GPU. If `overlap` is a calibration, marks that do not pay are left out.
         See `LowerPlacements`.
+    reproducible : whether the bits of the results must not depend on the number of workers, on the
+        number of rows that are computed at once, or on threads. A program with an operator for
+        which that cannot be promised is refused. The target is `cpu_target(reproducible=True)`. It
+        excludes `fuse_epilogue`, `schedule`, `overlap` and marked streams, which sum in another
+        order. See `docs/determinism.md`.
     dump : a folder to which the module is written after each phase, as TVMScript.
 
     Returns
@@ -189,6 +198,9 @@ def get_pipeline(
     if schedule is not None:
         expected = "a pass, or None"
         arguments.instance("get_pipeline: schedule", schedule, tvm.transform.Pass, expected)
+    if arguments.flag("get_pipeline: reproducible", reproducible):
+        _check_reproducible(target, fuse_epilogue, schedule, overlap, blas)
+        fuse_epilogue = False
     epilogue = _epilogue(fuse_epilogue, target, allreduce_strategy, num_groups, world_size)
     use_async = arguments.flag("get_pipeline: async_collectives", async_collectives)
     folder = _folder(dump)
@@ -197,7 +209,11 @@ def get_pipeline(
         "get_pipeline: streams", streams, "a number of streams, 1 or more", 1
     )
     rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
-    use_blas, blas_reason = _blas(target, blas)
+    use_blas, blas_reason = _blas(target, True if reproducible else blas)
+    if reproducible:
+        matmuls: Any = FixSumOrder(world_size, num_groups)
+    else:
+        matmuls = OffloadBLAS()
     compilers = (BLAS_COMPILER,) if use_blas else ()
     attention = _attention(target, fuse_attention)
     _check_calibration(overlap, target)
@@ -219,7 +235,7 @@ def get_pipeline(
                 *overlap_passes,
                 *epilogue,
                 *attention,
-                *([OffloadBLAS()] if use_blas else []),
+                *([matmuls] if use_blas else []),
                 *_for_target(target, "library_dispatch_passes"),
             ],
         ),
@@ -228,7 +244,11 @@ def get_pipeline(
             "schedule",
             [
                 *([schedule] if schedule is not None else []),
-                *([ScheduleForCPU()] if target.kind.name == "llvm" else []),
+                *(
+                    [ScheduleForCPU(reproducible=reproducible)]
+                    if target.kind.name == "llvm"
+                    else []
+                ),
             ],
         ),
         (
@@ -256,6 +276,8 @@ def get_pipeline(
     def pipeline(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         check_input(mod)
         has_local_functions = _check_meshes(mod, world_size)
+        if reproducible:
+            _check_no_streams(mod)
         mod = tvm.transform.Sequential([placements], name="tvm_ipc.placements")(mod)
         if verify_each:
             check_phase("placements", mod)
@@ -300,6 +322,45 @@ def _epilogue(
         return mod
 
     return [fuse_without_graphs]
+
+
+def _check_reproducible(
+    target: tvm.target.Target,
+    fuse_epilogue: object,
+    schedule: object,
+    overlap: object,
+    blas: object,
+) -> None:
+    """Raise ValueError if the target or an option contradicts reproducible results."""
+    name = "get_pipeline: reproducible"
+    if target.kind.name != "llvm" or codegen.llvm_cpu_has_features("fma", target):
+        raise ValueError(
+            f"{name} is True, but the target {str(target)!r} may add products without rounding "
+            "them; pass the target tvm_ipc.cpu_target(reproducible=True)"
+        )
+    for option, value, contradicts in (
+        ("fuse_epilogue", fuse_epilogue, bool(fuse_epilogue)),
+        ("schedule", schedule, schedule is not None),
+        ("overlap", overlap, overlap is not None),
+        ("blas", blas, blas is False),
+    ):
+        if contradicts:
+            raise ValueError(
+                f"{name} is True, but {option} is {arguments.quote(value)}, which changes the "
+                f"order of sums; leave out {option}, or reproducible"
+            )
+
+
+def _check_no_streams(mod: tvm.IRModule) -> None:
+    """Raise an error if a tensor is marked to be computed in chunks."""
+    for global_var, function in relax_functions(mod):
+        for call in calls(function):
+            if call.op.same_as(_PLACE) and PlaceAttrs.of(call).stream is not None:
+                raise TransformError(
+                    f"get_pipeline: function {global_var.name_hint!r} marks "
+                    f"{name_of(call.args[0])} for streams, whose chunks may be summed in another "
+                    "order; remove the mark, or compile without reproducible=True"
+                )
 
 
 def _attention(target: tvm.target.Target, requested: bool | None) -> list[tvm.transform.Pass]:

@@ -3,18 +3,30 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import tvm
 import tvm_ffi
 
+from tvm_ipc import arguments
 from tvm_ipc.tvm_private_names import HOST_CPU_FEATURES, LLVM_CPU_FEATURES
 
+#: The processors of reproducible programs, without the instructions that LLVM uses only where it
+#: finds them suitable: a product that is added without being rounded.
+_REPRODUCIBLE: Final = {"mcpu": "x86-64-v3", "mattr": ["-fma"]}
 
-def cpu_target() -> tvm.target.Target:
+
+def cpu_target(*, reproducible: bool = False) -> tvm.target.Target:
     """Return the target for this processor, without instructions that it lacks.
 
     `tvm.target.Target.from_device("cpu")` only names the processor. LLVM then uses all instructions
     that processors of that name have, including those that a virtual machine hides, and the
     program crashes with an illegal instruction.
+
+    Parameters
+    ----------
+    reproducible : whether the target is for `get_pipeline(..., reproducible=True)`. Then it is the
+        same for all x86-64 processors with AVX2, and has no fused multiply-add.
 
     Returns
     -------
@@ -32,7 +44,10 @@ def cpu_target() -> tvm.target.Target:
     >>> pipeline = tvm_ipc.get_pipeline(target, world_size=2)
     >>> program = tvm.compile(module, target, relax_pipeline=pipeline)  # doctest: +SKIP
     """
+    arguments.flag("cpu_target: reproducible", reproducible)
     target = tvm.target.Target.from_device("cpu")
+    if reproducible:
+        return tvm.target.Target({**target.export(), **_REPRODUCIBLE})
     target_features = tvm_ffi.get_global_func(LLVM_CPU_FEATURES)(target)
     host_features = tvm_ffi.get_global_func(HOST_CPU_FEATURES)()
     present = {str(name): bool(enabled) for name, enabled in host_features.items()}

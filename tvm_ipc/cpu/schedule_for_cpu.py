@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import tvm
 import tvm_ffi
@@ -15,6 +15,9 @@ from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
 from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, change_functions
 from tvm_ipc.cpu.kernels.primfunc_stages import NotStagesError, read_stages
 from tvm_ipc.cpu.kernels.row_fusion import schedule
+from tvm_ipc.cpu.kernels.vector_math import has_functions
+from tvm_ipc.cpu.operators_with_fixed_order import has_float_arithmetic
+from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, note
 
@@ -64,6 +67,15 @@ class ScheduleForCPU:
     Parameters
     ----------
     lanes : the number of float32 in a vector; None for that of the current target.
+    reproducible : whether the bits of an operator's result must not depend on what it is fused
+        with. Then each result of an operator is rounded to its type, and a kernel whose sums or
+        functions are left to TVM is refused. The target must not have fused multiply-add, which
+        LLVM uses where it can: see `cpu_target(reproducible=True)`.
+
+    Raises
+    ------
+    TransformError
+        The result of a kernel would not be reproducible.
 
     Examples
     --------
@@ -84,6 +96,7 @@ class ScheduleForCPU:
     """
 
     lanes: int | None = option(_power_of_two, default=None)
+    reproducible: bool = option(arguments.flag, default=False, kw_only=True)
 
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with its kernels scheduled."""
@@ -93,39 +106,50 @@ class ScheduleForCPU:
 
         def scheduled(name: str, function: tirx.PrimFunc) -> tirx.PrimFunc:
             if name in in_place:
-                note(Decision(_NAME, name, "kernel", "skipped", "it is called in place"))
-                return function
-            return _scheduled(name, function, lanes, schedules)
+                return self._skip(name, function, "it is called in place")
+            result = self._schedule(function, lanes, schedules)
+            if isinstance(result, str):
+                return self._skip(name, function, result)
+            if self.reproducible and has_functions(result.body):
+                self._refuse(name, "a function is evaluated in a branch, where it is not expanded")
+            return result
 
         return change_functions(mod, scheduled, tirx.PrimFunc)
 
+    def _schedule(
+        self, function: tirx.PrimFunc, lanes: int, schedules: dict[Any, Any]
+    ) -> tirx.PrimFunc | str:
+        """Return a scheduled function, shared between structurally equal ones; or why not."""
+        if function.attrs is not None and function.attrs.get(_SCHEDULED):
+            return function
+        structure = tvm_ffi.StructuralKey(function.without_attr("global_symbol"))
+        found = schedules.get(structure)
+        if found is None:
+            try:
+                stages = read_stages(function)
+                if _is_reshape(function):
+                    raise NotStagesError("it is a reshape")
+                found = schedule(stages, lanes, reproducible=self.reproducible)
+                found = found.with_attr(_SCHEDULED, True)
+            except NotStagesError as reason:
+                found = str(reason)
+            schedules[structure] = found
+        symbol = None if function.attrs is None else function.attrs.get("global_symbol")
+        if isinstance(found, str) or symbol is None:
+            return found
+        return found.with_attr("global_symbol", symbol)
 
-def _scheduled(
-    name: str, function: tirx.PrimFunc, lanes: int, schedules: dict[Any, Any]
-) -> tirx.PrimFunc:
-    """Return a scheduled function, shared between structurally equal ones; itself to skip it."""
-    if function.attrs is not None and function.attrs.get(_SCHEDULED):
+    def _skip(self, name: str, function: tirx.PrimFunc, reason: str) -> tirx.PrimFunc:
+        note(Decision(_NAME, name, "kernel", "skipped", reason))
+        if self.reproducible and has_float_arithmetic(function):
+            self._refuse(name, f"TVM schedules it, since {reason}")
         return function
-    structure = tvm_ffi.StructuralKey(function.without_attr("global_symbol"))
-    schedule_or_reason = schedules.get(structure)
-    if schedule_or_reason is None:
-        try:
-            stages = read_stages(function)
-            if _is_reshape(function):
-                raise NotStagesError("it is a reshape")
-            schedule_or_reason = schedule(stages, lanes).with_attr(_SCHEDULED, True)
-        except NotStagesError as reason:
-            schedule_or_reason = str(reason)
-        schedules[structure] = schedule_or_reason
-    if isinstance(schedule_or_reason, str):
-        note(Decision(_NAME, name, "kernel", "skipped", schedule_or_reason))
-        return function
-    symbol = None if function.attrs is None else function.attrs.get("global_symbol")
-    return (
-        schedule_or_reason
-        if symbol is None
-        else schedule_or_reason.with_attr("global_symbol", symbol)
-    )
+
+    def _refuse(self, name: str, reason: str) -> NoReturn:
+        raise TransformError(
+            f"{_NAME}: the results of the kernel {name!r} are not reproducible: {reason}; change "
+            "the operator, or compile the program without reproducible=True"
+        )
 
 
 def _is_reshape(function: tirx.PrimFunc) -> bool:

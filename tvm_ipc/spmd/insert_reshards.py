@@ -14,7 +14,7 @@ Operands get the placements that the rule of the operator needs. Where the opera
 the annotations of the program decide: see `propagate_annotations`. Among several possibilities the
 one that moves the fewest bytes is chosen, with 128 for symbolic extents. The operands of an
 operator without a rule are replicated. A partial sum with several uses is reduced where it is
-computed.
+computed, and if sums have to be reproducible, so is every other one.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ def insert_reshards(
     mesh: Mesh,
     params: Mapping[relax.Var, Placements],
     flow: Flow | None = None,
+    *,
+    reduces_at_once: bool = False,
 ) -> relax.Function:
     """Return the function with `R.comm.place` wherever the placement of a tensor changes.
 
@@ -93,8 +95,10 @@ def insert_reshards(
     mesh : the mesh of its ranks.
     params : the placements of its parameters.
     flow : the placements that follow from its annotations; None if it has none.
+    reduces_at_once : whether partial sums are reduced where they are computed, also if linear
+        operators could be computed before.
     """
-    return _ReshardInserter(function, mesh, params, flow).function
+    return _ReshardInserter(function, mesh, params, flow, reduces_at_once).function
 
 
 def placements_of_tensors(
@@ -113,8 +117,10 @@ class _ReshardInserter:
         mesh: Mesh,
         params: Mapping[relax.Var, Placements],
         flow: Flow | None = None,
+        reduces_at_once: bool = False,
     ) -> None:
         self.mesh = mesh
+        self.reduces_at_once = reduces_at_once
         self.flow = Flow() if flow is None else flow
         self.replicas: Placements = (Replica(),) * len(mesh.axes)
         self.builder = relax.BlockBuilder()
@@ -176,7 +182,7 @@ class _ReshardInserter:
             return self.flow.moved[var]
         if not any(isinstance(each, Partial) for each in current):
             return current
-        is_used_once = len(self.uses.users[var]) <= 1
+        waits = len(self.uses.users[var]) <= 1 and not self.reduces_at_once
         sharded = {each.axis for each in current if isinstance(each, Shard)}
         target: list[Placement] = []
         for before, wanted in zip(current, self.flow.results.get(var, self.replicas), strict=True):
@@ -184,7 +190,7 @@ class _ReshardInserter:
             if isinstance(before, Partial):
                 if isinstance(wanted, Shard) and wanted.axis not in sharded:
                     after = wanted
-                elif not is_used_once:
+                elif not waits:
                     after = Replica()
             target.append(after)
         return tuple(target)

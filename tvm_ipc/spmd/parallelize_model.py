@@ -44,6 +44,7 @@ def parallelize(
     caches: Sequence[str] = (),
     calibration: Calibration | None = None,
     stages: Sequence[str] | None = None,
+    reproducible: bool = False,
 ) -> Parallelized:
     """Shard a model for one device over the ranks of a mesh, as a plan specifies.
 
@@ -76,6 +77,8 @@ def parallelize(
         layers. For each stage except the first, pass a pattern of the weights that the stage begins
         with, such as "layers.16". Results are on the ranks of the stage that computes them. If
         None, the stages are chosen so that their predicted times are balanced.
+    reproducible : whether results of matmuls are summed over ranks before any other operator, which
+        `get_pipeline(..., reproducible=True)` needs.
 
     Returns
     -------
@@ -114,8 +117,9 @@ def parallelize(
       allreduce of gv2 along 'tp': it is a result, and results without R.comm.place are replicated
     """
     arguments.instance("parallelize: mod", mod, tvm.IRModule, "an IRModule")
+    arguments.flag("parallelize: reproducible", reproducible)
     with use_primfuncs(mod):
-        return _parallelized(mod, plan, mesh, names, caches, calibration, stages)
+        return _parallelized(mod, plan, mesh, names, caches, calibration, stages, reproducible)
 
 
 def _parallelized(
@@ -126,6 +130,7 @@ def _parallelized(
     caches: Sequence[str],
     calibration: Calibration | None,
     stages: Sequence[str] | None,
+    reproducible: bool,
 ) -> Parallelized:
     if calibration is not None:
         expected = "a Calibration, or None"
@@ -156,7 +161,7 @@ def _parallelized(
         params, sharding = make_plan(functions)
 
     placed = {
-        name: _placed(name, function, sharding, params, own_meshes[name] is not None)
+        name: _placed(name, function, sharding, params, own_meshes[name] is not None, reproducible)
         for name, function in functions.items()
     }
     for_all = _with_functions(mod, placed)
@@ -220,6 +225,7 @@ def _placed(
     sharding: ShardingPlan,
     params: Parameters,
     has_placements: bool,
+    reproducible: bool,
 ) -> relax.Function:
     """Return a function for all ranks, with `R.comm.place` wherever a placement changes."""
     function = sharding.caches.with_placed_results(function)
@@ -235,7 +241,8 @@ def _placed(
     function = place_activations(name, function, sharding.mesh, placements, styles)
     if not placements and not has_placements:
         return function
-    return insert_reshards(function, sharding.mesh, placements, sharding.flows.get(name))
+    flow = sharding.flows.get(name)
+    return insert_reshards(function, sharding.mesh, placements, flow, reduces_at_once=reproducible)
 
 
 def _with_functions(mod: tvm.IRModule, functions: Functions) -> tvm.IRModule:

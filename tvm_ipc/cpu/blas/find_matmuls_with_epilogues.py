@@ -76,12 +76,18 @@ class Matmul:
         return str(self.a.ty.dtype)
 
     @property
+    def inner(self) -> int | None:
+        """The extent of the inner dimension, None if it is symbolic or unknown."""
+        shape = self.bindings[0].value.args[0].ty.shape
+        inner = shape[-1] if isinstance(shape, relax.ShapeExpr) else None
+        return int(inner.value) if isinstance(inner, tirx.IntImm) else None
+
+    @property
     def work(self) -> int:
         """The number of multiplications; each unknown dimension counts as 8."""
         dims = list(self.bindings[0].var.ty.shape)
-        inner = self.bindings[0].value.args[0].ty.shape
-        dims.append(inner[-1] if isinstance(inner, relax.ShapeExpr) else None)
-        return math.prod(int(d.value) if isinstance(d, tirx.IntImm) else _UNKNOWN for d in dims)
+        sizes = [int(d.value) if isinstance(d, tirx.IntImm) else _UNKNOWN for d in dims]
+        return math.prod(sizes) * (_UNKNOWN if self.inner is None else self.inner)
 
 
 class Scope:
@@ -108,7 +114,9 @@ class Scope:
         return any(aliases.may_be_same(value, argument) for argument in as_list(call.args))
 
 
-def find_matmuls(module: ModuleAliasFacts, name: str) -> list[Matmul]:
+def find_matmuls(
+    module: ModuleAliasFacts, name: str, *, with_epilogues: bool = True
+) -> list[Matmul]:
     """Return the matmuls of a function, in order; each binding belongs to at most one."""
     scope = Scope(module, name)
     taken: set[Any] = set()
@@ -116,7 +124,7 @@ def find_matmuls(module: ModuleAliasFacts, name: str) -> list[Matmul]:
     for step in scope.uses.bound.values():
         if operator_of(step.value) == "relax.matmul":
             matmul = _start(step, scope)
-            if not matmul.refusal:
+            if with_epilogues and not matmul.refusal:
                 _add_epilogue(matmul, step, scope, taken)
             matmuls.append(matmul)
     return matmuls

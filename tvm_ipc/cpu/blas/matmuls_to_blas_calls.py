@@ -48,25 +48,34 @@ def _replace(function: relax.Function, matmuls: list[Matmul]) -> relax.Function:
         return function
     builder = relax.BlockBuilder()
     calls: dict[Any, list[relax.Binding]] = {
-        variable: [] for variable in _unused_permutations(matmuls)
+        variable: [] for variable in unused_permutations(matmuls)
     }
     for matmul in matmuls:
         *inner, last = matmul.bindings
         calls.update({binding.var: [] for binding in inner})
-        calls[last.var] = [relax.VarBinding(last.var, _call(matmul, builder), last.span)]
+        calls[last.var] = [relax.VarBinding(last.var, call_of(matmul, builder), last.span)]
     return rewrite(function, lambda binding, _: calls.get(binding.var))
 
 
-def _call(matmul: Matmul, builder: relax.BlockBuilder) -> relax.Expr:
-    """Return the BLAS call of a matmul."""
-    parts = 0  # the fastest order of sums
+def call_of(
+    matmul: Matmul, builder: relax.BlockBuilder, *, parts: int = 0, ty: Any = None
+) -> relax.Expr:
+    """Return the BLAS call of a matmul.
+
+    Parameters
+    ----------
+    matmul : the matmul.
+    builder : infers the type of the call.
+    parts : the parts of the inner dimension whose sums are added as a tree; 0 for any order.
+    ty : the type of the result; None for that of the matmul and its epilogue.
+    """
     numbers = [matmul.a_axes, matmul.b_axes, pack_digits(matmul.steps), parts]
     arguments = [*map(relax.prim_value, numbers), matmul.a, matmul.b, *matmul.operands]
-    result = matmul.bindings[-1].var.ty
+    result = matmul.bindings[-1].var.ty if ty is None else ty
     return builder.normalize(relax.call_dps_packed(MATMUL.name, relax.Tuple(arguments), result))
 
 
-def _unused_permutations(matmuls: list[Matmul]) -> set[Any]:
+def unused_permutations(matmuls: list[Matmul]) -> set[Any]:
     """Return the permuted variables without uses after the matmuls are replaced."""
     remaining: dict[Any, int] = {}
     for matmul in matmuls:

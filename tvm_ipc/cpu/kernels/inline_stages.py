@@ -8,6 +8,10 @@ A stage is not inlined if it is a reduction or a result, or if it is expensive a
 more often. A reshape that is read backwards is not inlined either. Its indices would be
 `a[(7 - i) // 4, (7 - i) % 4]`, and TVM's `FlattenBuffer` merges quotient and remainder of a
 decreasing index wrongly, so that the kernel would read beyond the tensor.
+
+If results have to be reproducible, they must not depend on what is inlined. Then a stage is not
+inlined if it computes a 16-bit type, which is rounded when it is stored; nor into a reduction,
+whose order depends on its value; nor where it would keep a function from being expanded.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from tvm_ipc.cpu.kernels.primfunc_stages import (
     uses,
 )
 from tvm_ipc.cpu.kernels.vector_math import FUNCTIONS
+from tvm_ipc.cpu.kernels.widen_16bit_floats import NARROW
 from tvm_ipc.tvm_moved_names import Analyzer, TensorLoad
 
 #: Calls that cost at most as much as an addition.
@@ -45,7 +50,7 @@ _CHEAP: Final = frozenset(
 _MAX_NODES: Final = 256
 
 
-def inline(stages: Stages) -> list[Stage]:
+def inline(stages: Stages, *, reproducible: bool = False) -> list[Stage]:
     """Return the remaining stages, with the others inlined into them."""
     remaining = list(stages.stages)
     analyzer = Analyzer()
@@ -60,6 +65,7 @@ def inline(stages: Stages) -> list[Stage]:
         inlines = _can_be_inlined(stage, stages, remaining[index + 1 :]) and _is_worth_inlining(
             stage, readers, analyzer
         )
+        inlines = inlines and not (reproducible and any(_changes_bits(r, stage) for r in readers))
         values = [_substitute_loads(reader.value, stage) for reader in readers] if inlines else []
         if not inlines or any(map(_divides_decreasing_index, values, readers)):
             index += 1
@@ -68,6 +74,20 @@ def inline(stages: Stages) -> list[Stage]:
             reader.value = value
         del remaining[index]
     return remaining
+
+
+def _changes_bits(reader: Stage, stage: Stage) -> bool:
+    """Return whether the bits of a reader depend on whether a stage is inlined into it."""
+    is_rounded = str(stage.buffer.ty.dtype) in NARROW and not _is_move(stage.value)
+    keeps_function = has_branches(stage.value) and bool(calls_of(reader.value, FUNCTIONS))
+    return bool(is_rounded or reader.reduced or keeps_function)
+
+
+def _is_move(value: Any) -> bool:
+    """Return whether a value is an element of another tensor, or a constant."""
+    if isinstance(value, tvm.ir.Call) and operator(value) == "if_then_else":
+        return all(map(_is_move, value.args[1:]))
+    return isinstance(value, TensorLoad | tirx.FloatImm)
 
 
 def _can_be_inlined(stage: Stage, stages: Stages, later: list[Stage]) -> bool:

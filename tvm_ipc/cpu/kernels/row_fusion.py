@@ -30,10 +30,14 @@ from tvm_ipc.cpu.kernels.widen_16bit_floats import widen_between
 from tvm_ipc.tvm_moved_names import SBlock, SBlockRealize, TensorLoad
 
 
-def schedule(stages: Stages, lanes: int) -> tirx.PrimFunc:
-    """Return the function of the stages, with loops for vectors of `lanes` float32."""
+def schedule(stages: Stages, lanes: int, *, reproducible: bool = False) -> tirx.PrimFunc:
+    """Return the function of the stages, with loops for vectors of `lanes` float32.
+
+    If `reproducible`, the bits of the result of each stage do not depend on the other stages.
+    """
     buffers = dict(stages.own)
-    remaining = widen_between(inline(stages), buffers)
+    inlined = inline(stages, reproducible=reproducible)
+    remaining = widen_between(inlined, buffers, reproducible=reproducible)
     own = {key(stage.buffer) for stage in remaining if key(stage.buffer) in buffers}
     rows = _num_common_axes(remaining, own)
     builder = LoopBuilder(lanes)

@@ -145,6 +145,24 @@ def vector_function(call: tvm.ir.Call) -> Any:
     return call
 
 
+def has_functions(statement: Any) -> bool:
+    """Return whether a statement has functions that `vector_function` could expand."""
+    found: list[Any] = []
+
+    def visit(call: Any) -> None:
+        is_float32 = str(getattr(call.ty, "dtype", "")) == "float32"
+        is_square = operator(call) == "pow" and _is_two(call.args[1])
+        if is_float32 and (operator(call) in FUNCTIONS or is_square):
+            found.append(call)
+
+    tvm_ffi.structural_walk(statement, [(tvm.ir.Call, visit)])
+    return bool(found)
+
+
+def _is_two(value: Any) -> bool:
+    return isinstance(value, tirx.FloatImm) and float(value.value) == 2.0
+
+
 def _binds(value: Any) -> bool:
     lets: list[Any] = []
     tvm_ffi.structural_walk(value, [(tirx.Let, lets.append)])
@@ -153,7 +171,7 @@ def _binds(value: Any) -> bool:
 
 def _power(call: Any) -> Any:
     base, exponent = call.args
-    if isinstance(exponent, tirx.FloatImm) and float(exponent.value) == 2.0:
+    if _is_two(exponent):
         if not _binds(base):
             return base * base
         lets = _LetBuilder()

@@ -6,6 +6,8 @@
 `wide` shifts the bits of a bfloat16 into the upper half, and `narrow` rounds to nearest even and
 preserves NaNs. Code generators vectorize both. TVM's own pass does not handle the values of `Let`
 expressions, and converts some NaNs to infinity.
+
+Reproducible kernels also round where a stage ends, so that fusion does not change the result.
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ from tvm_ipc.cpu.kernels.primfunc_stages import Axis, Stage, key, operator, redu
 from tvm_ipc.tvm_moved_names import TensorLoad
 
 _BRAIN: Final = "bfloat16"
-_NARROW: Final = ("float16", _BRAIN)
+#: The 16-bit types.
+NARROW: Final = ("float16", _BRAIN)
 _ARITHMETIC: Final = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 _COMPARISONS: Final = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 #: Calls that return one of their arguments unchanged.
 _MOVES: Final = frozenset(("if_then_else", "reinterpret"))
 
 
-def widen_between(stages: list[Stage], own: dict[int, Any]) -> list[Stage]:
+def widen_between(
+    stages: list[Stage], own: dict[int, Any], *, reproducible: bool = False
+) -> list[Stage]:
     """Return the stages with intermediate buffers and reductions of 16-bit types in float32.
 
-    A reduction whose result is a 16-bit type becomes two stages. New buffers are added to `own`.
+    A reduction whose result is a 16-bit type becomes two stages. New buffers are added to `own`. If
+    `reproducible`, the values in intermediate buffers are rounded to their 16-bit type.
     """
     wide: dict[int, tuple[Any, str]] = {}
     result_stages = []
@@ -39,27 +45,30 @@ def widen_between(stages: list[Stage], own: dict[int, Any]) -> list[Stage]:
         is_result = key(stage.buffer) not in own
         combination = reduction(stage)
         if (
-            dtype not in _NARROW
+            dtype not in NARROW
             or (stage.reduced and combination is None)
             or not (stage.reduced or not is_result)
         ):
             result_stages.append(stage)
             continue
-        shape = list(stage.buffer.ty.shape)
-        buffer = tirx.decl_buffer(shape, "float32", name=stage.buffer.name, layout=None)
-        own[key(buffer)] = buffer
+        buffer = _wide_buffer(stage, own)
         indices = [axis.var for axis in stage.axes]
         init, value = None, tirx.Cast("float32", stage.value)
         if combination is not None:
             combine, operand = combination
             init = tirx.Cast("float32", stage.init)
             value = combine(tirx.BufferLoad(buffer, indices), tirx.Cast("float32", operand))
+        elif reproducible:
+            value = tirx.Cast("float32", _rounded(stage.value))
         result_stages.append(Stage(buffer, stage.axes, stage.reduced, value, init))
-        if is_result:
+        if is_result or (reproducible and combination is not None):
             axes = [Axis(tirx.Var(axis.var.name, axis.var.ty), axis.extent) for axis in stage.axes]
             sums = tirx.BufferLoad(buffer, [axis.var for axis in axes])
-            result_stages.append(Stage(stage.buffer, axes, [], tirx.Cast(dtype, sums)))
-        else:
+            value, buffer = tirx.Cast(dtype, sums), stage.buffer
+            if not is_result:
+                value, buffer = tirx.Cast("float32", _rounded(value)), _wide_buffer(stage, own)
+            result_stages.append(Stage(buffer, axes, [], value))
+        if not is_result:
             del own[key(stage.buffer)]
             wide[key(stage.buffer)] = buffer, dtype
 
@@ -74,6 +83,21 @@ def widen_between(stages: list[Stage], own: dict[int, Any]) -> list[Stage]:
         if stage.init is not None:
             stage.init = tvm_ffi.structural_map(stage.init, (TensorLoad, load))
     return result_stages
+
+
+def _wide_buffer(stage: Stage, own: dict[int, Any]) -> Any:
+    """Return a new buffer for the result of a stage in float32."""
+    shape = list(stage.buffer.ty.shape)
+    buffer = tirx.decl_buffer(shape, "float32", name=stage.buffer.name, layout=None)
+    own[key(buffer)] = buffer
+    return buffer
+
+
+def _rounded(value: Any) -> Any:
+    """Return a value whose wide form `widen_bfloat16` computes from the narrow one."""
+    if _type(value) != _BRAIN:
+        return value
+    return tirx.reinterpret(_BRAIN, tirx.reinterpret("uint16", value))
 
 
 def widen_bfloat16(value: Any) -> Any:

@@ -36,21 +36,23 @@ def compile_model(request: dict[str, Any], progress: Callable[[str], None]) -> N
     from tvm_ipc.pipeline import get_pipeline
 
     work, workers = Path(request["work"]), request["workers"]
+    reproducible = request["reproducible"]
     decoder = _import(request, progress)
     progress(f"sharding the model for {arguments.counted(workers, 'worker')}")
-    parallel = shard(decoder, workers, request["plan"])
+    parallel = shard(decoder, workers, request["plan"], reproducible=reproducible)
     batch_of = request["batch_of"]
     if batch_of is None:
         module = update_in_place(parallel.module, len(decoder.caches))
     else:
         if _placements(parallel) != batch_of["placements"]:  # as a search for a plan may find
-            parallel = shard(decoder, workers, _as_plan(batch_of["placements"]))
+            plan = _as_plan(batch_of["placements"])
+            parallel = shard(decoder, workers, plan, reproducible=reproducible)
         _check_like(
             batch_of, _placements(parallel), _cache_fields(kv_cache_specs(parallel, decoder))
         )
         module = update_batch_in_place(parallel.module, DECODE_BATCH, len(decoder.caches))
-    target = cpu_target()
-    pipeline = get_pipeline(target, workers)
+    target = cpu_target(reproducible=reproducible)
+    pipeline = get_pipeline(target, workers, reproducible=reproducible)
     with tvm.transform.PassContext(instruments=[_phase_names(progress)]):
         executable = tvm.compile(module, target, relax_pipeline=pipeline)
     progress("writing the library")

@@ -46,6 +46,8 @@ _NEEDED_DISK_SPACE: Final = 256 << 20
 #: The files in a folder of the cache.
 LIBRARY: Final = "model.so"
 FACTS: Final = "model.json"
+#: The types of models whose results may be reproducible.
+REPRODUCIBLE_DTYPES: Final = ("float32", "bfloat16")
 #: Packages whose versions are part of the key.
 _PACKAGES: Final = (
     *("tvm-ipc", "apache-tvm", "apache-tvm-ffi", "torch", "transformers", "scipy-openblas64"),
@@ -91,6 +93,7 @@ class CompiledModel:
     cached : whether the library was in the cache already.
     why_not_cached : why the library was not written to the cache; "" if it was.
     plan : which weights to shard, and how, as the caller specified it.
+    reproducible : whether the bits of the results do not depend on the number of workers.
     """
 
     library: Path
@@ -104,6 +107,7 @@ class CompiledModel:
     cached: bool = False
     why_not_cached: str = ""
     plan: Plan = None
+    reproducible: bool = False
 
 
 def load_or_compile(
@@ -113,6 +117,8 @@ def load_or_compile(
     progress: Callable[[str], None] = lambda _: None,
     plan: Plan = None,
     batch_of: CompiledModel | None = None,
+    *,
+    reproducible: bool = False,
 ) -> CompiledModel:
     """Return the compiled model of a folder: from the cache, or compiled now.
 
@@ -124,19 +130,27 @@ def load_or_compile(
     progress : called with a short text before each step.
     plan : which weights to shard, and how; see `sharding`.
     batch_of : the model that batches share the weights with; the result then has the function for
-        batches of requests only. Its plan is that of this model.
+        batches of requests only. Its plan is that of this model, and so is `reproducible`.
+    reproducible : whether the bits of the results must not depend on the number of workers.
     """
-    plan = plan if batch_of is None else batch_of.plan
+    if batch_of is not None:
+        plan, reproducible = batch_of.plan, batch_of.reproducible
+    if reproducible and dtype not in REPRODUCIBLE_DTYPES:
+        raise ModelError(
+            f"{folder.path}: a model in {dtype} is not reproducible; choose the dtype "
+            f"{' or '.join(REPRODUCIBLE_DTYPES)}"
+        )
     request = {
         "path": str(folder.path),
         "config": folder.config,
         "workers": workers,
         "dtype": dtype,
         "plan": plan,
+        "reproducible": reproducible,
         "batch_of": None if batch_of is None else _facts_for_batches(batch_of),
     }
     compiled = _load_or_compile(request, progress)
-    return replace(compiled, plan=plan)
+    return replace(compiled, plan=plan, reproducible=reproducible)
 
 
 def _facts_for_batches(compiled: CompiledModel) -> dict[str, Any]:

@@ -34,6 +34,7 @@ def load(
     *,
     plan: Any = None,
     dtype: str | None = None,
+    reproducible: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Model:
     """Load the language model of a folder onto the workers of a session.
@@ -52,6 +53,9 @@ def load(
         transformers. If transformers has no plan, None means automatic sharding.
     dtype : the type to compute in: "float32", "bfloat16" or "float16"; by default the type of the
         weights.
+    reproducible : whether the bits of all logits must not depend on the number of workers, on
+        threads, on batches, or on how a prompt is split. Then the number of workers is 1, 2, 4, 8
+        or 16, and the dtype is float32 or bfloat16. See `docs/determinism.md`.
     progress : called with a short text before each step.
 
     Returns
@@ -63,6 +67,8 @@ def load(
     ------
     ModelError
         The folder has no supported model; the message names what it has instead.
+    TransformError
+        The model is to be reproducible, and has an operator for which that is not possible.
     ValueError
         The plan names an unknown weight, or shards a weight that cannot be sharded.
     WeightsError
@@ -81,10 +87,14 @@ def load(
     plan = parse_plan("load: plan", plan)
     if dtype is not None:
         arguments.one_of("load: dtype", dtype, DTYPES)
+    reproducible = arguments.flag("load: reproducible", reproducible)
     arguments.function("load: progress", progress)
     model_folder = read_folder(folder)
     dtype = compute_dtype(model_folder, dtype)
-    compiled = load_or_compile(model_folder, session.num_workers, dtype, progress, plan)
+    workers = session.num_workers
+    compiled = load_or_compile(
+        model_folder, workers, dtype, progress, plan, reproducible=reproducible
+    )
     progress("loading weights")
     return Model(session, model_folder, compiled, progress=progress)
 

@@ -19,7 +19,9 @@ _PAST: Final = "past_*"
 _INPUTS: Final = 2
 
 
-def shard(decoder: Decoder, workers: int, plan: Plan = None) -> Parallelized:
+def shard(
+    decoder: Decoder, workers: int, plan: Plan = None, *, reproducible: bool = False
+) -> Parallelized:
     """Return the program that each rank runs.
 
     Parameters
@@ -29,6 +31,7 @@ def shard(decoder: Decoder, workers: int, plan: Plan = None) -> Parallelized:
     plan : which weights to shard, and how. None means the model's own plan, or automatic sharding
         if the model has none. "experts" means the plan of a model that was imported with
         `shard_experts`.
+    reproducible : whether results of matmuls are summed over ranks before any other operator.
 
     Raises
     ------
@@ -36,7 +39,14 @@ def shard(decoder: Decoder, workers: int, plan: Plan = None) -> Parallelized:
         The plan names an unknown weight, or shards a weight that cannot be sharded.
     """
     chosen = decoder.plan or AUTO if plan in (None, EXPERTS) else plan
-    parallel = parallelize(decoder.module, chosen, workers, names=decoder.names, caches=[_PAST])
+    parallel = parallelize(
+        decoder.module,
+        chosen,
+        workers,
+        names=decoder.names,
+        caches=[_PAST],
+        reproducible=reproducible,
+    )
     for spec in parallel.shards.values():
         if spec.is_input and not fnmatchcase(spec.name, _PAST):
             raise ValueError(

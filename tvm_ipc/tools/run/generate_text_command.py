@@ -83,7 +83,14 @@ def _run(options: Options) -> int:
     plan = options.plan if is_name else read_plan(str(options.plan))
     dtype = compute_dtype(folder, options.dtype)
     try:
-        program = load_or_compile(folder, options.workers, dtype, terminal.progress, plan)
+        program = load_or_compile(
+            folder,
+            options.workers,
+            dtype,
+            terminal.progress,
+            plan,
+            reproducible=options.reproducible,
+        )
     except ValueError as error:
         if plan is None:
             raise

@@ -79,6 +79,10 @@ class Options:
         metavar="FILE",
         check=_check_plan,
     )
+    reproducible: bool = switch(
+        "compute logits whose bits do not depend on the number of workers, which is then 1, 2, 4, "
+        "8 or 16"
+    )
     workers: int = number(
         f"number of workers that share the model, 1 to {MAX_WORKERS}",
         2,
