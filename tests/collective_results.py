@@ -38,7 +38,8 @@ def reduced(xs: Arrays, reduction: str = "sum") -> Array:
     dtype = xs[0].dtype
     wide = {"b": "int64", "i": "int64", "u": "uint64"}.get(dtype.kind, "float64")
     functions = {
-        **{"sum": np.sum, "tree_sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max, "avg": np.mean},
+        **{"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max, "avg": np.mean},
+        "tree_sum": np.sum,
         "band": np.bitwise_and.reduce,
         "bor": np.bitwise_or.reduce,
         "bxor": np.bitwise_xor.reduce,

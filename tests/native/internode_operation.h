@@ -33,7 +33,7 @@ class InternodeOperation {
     static const size_t counts[] = {0, 1, 3, 100, 4000, 5003, 20000, 70001, 200003};
     act_ = Draw(kActs);
     type_ = types[Draw(13)];
-    kind_ = static_cast<ReduceKind>(Draw(8));
+    kind_ = static_cast<ReduceKind>(Draw(kNumReduceKinds));
     if (FindReduce(type_, kind_) == nullptr) kind_ = ReduceKind::kSum;
     count_ = counts[Draw(9)];
     // The world, the teams of the test, and now and then a group.
@@ -174,7 +174,8 @@ class InternodeOperation {
     std::vector<int> order(ranks_.size()), groups;
     std::iota(order.begin(), order.end(), 0);
     const Control& control = rank_.control();
-    if (!rank_.options().flat) {
+    const bool tree = kind_ == ReduceKind::kTreeSum;  // which is the same on any nodes
+    if (!rank_.options().flat && !tree) {
       auto node = [&](int place) { return control.NodeOf(ranks_[place]); };
       std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return node(a) < node(b); });
       for (size_t i = 0; i < order.size(); ++i) {
@@ -197,6 +198,11 @@ class InternodeOperation {
                                     : reference::ReduceInGroups(type_, kind_, x.data(), groups);
       uint64_t bits = 0;
       memcpy(&bits, found.begin() + i * width(), width());
+      // An invalid operation on one node hides a NaN of a later one, so the payload may differ.
+      if (tree && reference::IsFloating(type_) && reference::IsNan(type_, expected)) {
+        EXPECT(reference::IsNan(type_, bits), what, " of a NaN is ", bits);
+        continue;
+      }
       EXPECT(bits == expected, what, "(", Name(kind_), ") of ", count_, " x ", Name(type_),
              " in team ", team_, " with seed ", seed_, ": element ", first + i, " is ", bits,
              ", not ", expected);

@@ -24,7 +24,7 @@ void EveryTypeAndKind(int size) {
   uint64_t seed = size * 1000;
   const uint64_t counts[] = {0, 1, 5, 17, 64, 333};
   for (const NamedType& type : kTypes) {
-    for (uint32_t kind = kSum; kind <= kBxor; ++kind) {
+    for (uint32_t kind = kSum; kind <= kTreeSum; ++kind) {
       if (FindReduce(type.type, static_cast<ReduceKind>(kind)) == nullptr) continue;
       for (Path path : {Path::kPush, Path::kPushSlices, Path::kPull}) {
         for (Operation operation : {kAllReduce, kReduceScatter, kReduce}) {
@@ -115,7 +115,7 @@ void FullSlots(int size) {
 void PartsOfOneRank() {
   Stream stream;
   for (const NamedType& type : kTypes) {
-    for (uint32_t kind = kSum; kind <= kBxor; ++kind) {
+    for (uint32_t kind = kSum; kind <= kTreeSum; ++kind) {
       if (FindReduce(type.type, static_cast<ReduceKind>(kind)) == nullptr) continue;
       for (int size : {1, 2, 5, 16}) {
         Case one;

@@ -37,6 +37,7 @@ enum Action {
   kUnknownType,
   kIntegerAverage,
   kBitwise,
+  kTree,
   kNorm,
   kFault,
   kTwoStreams,
@@ -143,6 +144,8 @@ void Do(Rank& rank, const Order& order) {
       const OnDevice other(rank, kInt32, 4);
       return On(rank).AllReduce(other, ReduceKind::kAvg, kWorld, Strategy::kAuto, 0, other);
     }
+    case kTree:
+      return On(rank).AllReduce(some, ReduceKind::kTreeSum, kWorld, Strategy::kAuto, 0, some);
     case kBitwise: {
       const OnDevice other(rank, kInt32, 4);
       return On(rank).AllReduce(other, ReduceKind::kBxor, kWorld, Strategy::kAuto, 0, other);
@@ -209,6 +212,9 @@ void TestErrors() {
               "its average of integers is wrong where their sum does not fit");
   ExpectWords(ranks, kBitwise, 4, kind::kType,
               "NCCL does not do bxor of int32: it has no bitwise reductions; use the backend cuda");
+  ExpectWords(ranks, kTree, 4, kind::kType,
+              "NCCL does not do tree_sum of float32: it adds in an order of its own; use the "
+              "backend cuda, or sum");
   ExpectWords(ranks, kNorm, 5, kind::kValue, "NCCL has no norms");
   uint64_t seed = 0;
   for (const Fault& fault : kFaults) ExpectWords(ranks, kFault, seed++, kind::kRuntime, fault.says);

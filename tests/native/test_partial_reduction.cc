@@ -101,7 +101,8 @@ int main() {
     for (const ElementType type : kTypes) {
       for (int kind = 0; kind < kNumReduceKinds; ++kind) {
         if (FindReduce(type, static_cast<ReduceKind>(kind)) == nullptr) continue;
-        for (const auto& groups : std::vector<std::vector<int>>{{1}, {3}, {1, 1}, {2, 3, 1, 1}, {4, 4, 4, 3}, {2, 2, 2}}) {
+        for (const auto& groups : std::vector<std::vector<int>>{
+                 {1}, {3}, {1, 1}, {2, 3, 1, 1}, {4, 4, 4, 3}, {2, 2, 2}}) {
           for (size_t count : {0, 1, 31, 33, 1500, 4500}) {
             TestOne(type, static_cast<ReduceKind>(kind), groups, count);
           }

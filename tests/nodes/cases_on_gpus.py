@@ -23,7 +23,8 @@ def kinds(ranks: int, dtype: str) -> tuple[ReduceKind, ...]:
     """Reductions of a type that give the same in any order."""
     if dtype in _INTEGERS:
         return (ReduceKind.SUM, ReduceKind.PROD, ReduceKind.MIN, ReduceKind.MAX)
-    ordered = tuple(kind for kind in ReduceKind if kind.takes(dtype) and kind != ReduceKind.TREE_SUM)
+    done = (kind for kind in ReduceKind if kind != ReduceKind.TREE_SUM)  # which NCCL refuses
+    ordered = tuple(kind for kind in done if kind.takes(dtype))
     return ordered if ranks == 2 else (ReduceKind.MIN, ReduceKind.MAX)
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import tvm_ipc
 from tests.nodes.node_processes import SECONDS
+from tests.runtime.collective_cases import tree_sum
 from tests.runtime.ragged_rows import SPREADS, check, rows_of
 from tvm_ipc.nodes.find_mpi_installation import Mpi
 
@@ -73,6 +74,32 @@ def test_teams_that_the_controller_makes(session: tvm_ipc.Session) -> None:
     for rank in team.ranks:
         assert (session.get(gathered, rank) == rows[[3, 0, 2]].reshape(-1)).all()
         assert (session.get(total, rank) == rows[[0, 2, 3]].sum(0)).all()
+
+
+@pytest.mark.parametrize("order", ["nodes", "flat"])
+@pytest.mark.parametrize(("nodes", "workers"), [(2, 4), (2, 5), (3, 5)])
+def test_tree_sums_have_the_bits_of_one_machine(
+    mpi: Mpi, nodes: int, workers: int, order: str
+) -> None:
+    """Nodes of 2 + 2 and 2 + 2 + 1 members are subtrees, those of 3 + 2 are not."""
+    random = np.random.default_rng(workers)
+    rows = random.normal(size=(workers, 5 * 1000)).astype("float32")
+    members = [[0, 1, 2, 3], [3, 0, 2, 1], [1, 2, 3], [1, 2, 3, 0]]
+    with tvm_ipc.Session(workers, hosts=nodes, order=order, timeout=SECONDS) as session:
+        given = session.scatter(rows)
+        total = session.allreduce(given, op="tree_sum")
+        for rank in range(workers):
+            np.testing.assert_array_equal(session.get(total, rank), tree_sum(list(rows)))
+        if workers == 4:
+            part = session.reduce_scatter(session.put(rows[0]), op="tree_sum")
+            np.testing.assert_array_equal(session.get(part, 3), 4 * rows[0][3750:])
+        for ranks in members:
+            team = session.team(ranks)
+            out = session.empty((5000,), "float32")
+            session.allreduce(given, out, op="tree_sum", team=team)
+            for rank in ranks:
+                wanted = tree_sum([rows[one] for one in team.ranks])
+                np.testing.assert_array_equal(session.get(out, rank), wanted)
 
 
 @pytest.mark.parametrize(("nodes", "workers"), [(2, 2), (4, 9)])

@@ -594,7 +594,7 @@ def test_shifts_are_taken_modulo_the_team(opened: OpenSession) -> None:
         (lambda x, y: (0, 0, x, y), "reduce_slices: 1 parts for a team of 2"),
         (lambda x, y: (0, 0, x, x, y, y), "reduce_slices: 3 parts for a team of 2"),
         (lambda x, y: (0, 0), "reduce_slices: argument 2 is a tensor, not missing"),
-        (lambda x, y: (8, 0, x, x, y), "reduce_slices: there is no reduction 8"),
+        (lambda x, y: (9, 0, x, x, y), "reduce_slices: there is no reduction 9"),
         (lambda x, y: (0, 99, x, x, y), "reduce_slices: there is no team 99"),
         (lambda x, y: (0, 0, x, y, y), "reduce_slices: part 1 and recv overlap"),
         (lambda x, y: (0.5, 0, x, x, y), "reduce_slices: argument 0 is the number of a reduction"),

@@ -187,7 +187,7 @@ def test_other_reductions_carry_what_they_reduce():
     assert [int(arg.value) for arg in call.args[1:5]] == [3, 1, 2, 0]  # max, group, two-shot, none
 
 
-@pytest.mark.parametrize("kind", [0, 3])
+@pytest.mark.parametrize("kind", [0, 3, 8])
 @pytest.mark.parametrize("in_group", [True, False])
 def test_the_call_keeps_in_group(kind, in_group):
     """`custom_allreduce` sums in the group; all else has an argument for the team."""

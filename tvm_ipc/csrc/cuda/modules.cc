@@ -98,7 +98,6 @@ std::string ArchitectureFor(int capability, std::string* why) {
 bool IsReduced(ElementType type, ReduceKind kind) {
   const int index = KnownIndexOf(type);
   if (index < 0) return false;
-  if (kind == ReduceKind::kTreeSum) return false;  // the kernels add one rank after the other
   if (IsBitwise(kind)) return index != kBool && type.code <= 1;  // DLPack's codes of integers
   return !(index == kBool && kind == ReduceKind::kAvg);
 }
@@ -194,10 +193,6 @@ Kernel Kernels::Find(const std::string& source, const std::string& name) {
 const TypeKernels& Kernels::OfReduction(const char* operation, ElementType type,
                                         ReduceKind kind) const {
   if (IsReduced(type, kind)) return types_[KnownIndexOf(type)];
-  if (kind == ReduceKind::kTreeSum) {
-    Fail(kind::kType, operation,
-         ": tree_sum is not supported on GPUs, which add in rank order; use sum");
-  }
   Fail(kind::kType, operation, ": ", tvm_ipc::Name(kind), " of ", tvm_ipc::Name(type),
        " is not supported; cast to a type that is, such as ", SupportedTypeOf(kind));
 }

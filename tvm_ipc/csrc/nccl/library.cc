@@ -95,7 +95,7 @@ bool FindReduction(ElementType type, ReduceKind kind, Type* nccl_type, Operator*
     return false;
   }
   if (kind == ReduceKind::kTreeSum) {
-    *why = "it adds in an order of its own; use sum, or a session of CPUs";
+    *why = "it adds in an order of its own; use the backend cuda, or sum";
     return false;
   }
   *nccl_operator = kOperators[static_cast<int>(kind)];

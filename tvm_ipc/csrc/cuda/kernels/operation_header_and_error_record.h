@@ -106,7 +106,8 @@ enum Kind : uint32_t {
   kAvg = 4,
   kBand = 5,
   kBor = 6,
-  kBxor = 7
+  kBxor = 7,
+  kTreeSum = 8
 };
 
 /*! \brief The types of weights, biases and results of norms. */

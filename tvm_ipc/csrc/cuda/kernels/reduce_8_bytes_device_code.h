@@ -32,7 +32,7 @@ TVM_IPC_DEVICE void WithOperation(uint32_t kind, const Function& function) {
         break;
     }
   }
-  if (Type::kTruth) kind = kind == kSum ? kMax : kind == kProd ? kMin : kind;
+  if (Type::kTruth) kind = kind == kSum || kind == kTreeSum ? kMax : kind == kProd ? kMin : kind;
   switch (kind) {
     case kProd:
       return function([](Scalar a, Scalar x) { return Type::Multiply(a, x); });
@@ -74,9 +74,48 @@ TVM_IPC_DEVICE bool IsNan(typename Type::Bits bits) {
   return (bits & Type::kMagnitude) > Type::kInfinity;
 }
 
+/*! \brief Return whether a reduction adds as a tree that differs from adding in rank order. */
+template <typename Type>
+TVM_IPC_DEVICE bool AddsAsTree(int size, uint32_t kind) {
+  return Type::kFloating && kind == kTreeSum && size > 3;
+}
+
+/*!
+ * \brief Return element i of the sources' sum as a balanced binary tree. `trees` are the complete
+ *        subtrees so far, one for each bit of the number of sources; constant indices keep them in
+ *        registers.
+ */
+template <typename Type, typename Source>
+TVM_IPC_DEVICE typename Type::Scalar TreeSum(const Source& source, int size, int i) {
+  using Scalar = typename Type::Scalar;
+  constexpr int kLevels = 7;  // up to 127 sources
+  Scalar trees[kLevels] = {};
+#pragma unroll 1
+  for (int k = 0; k < size; ++k) {
+    Scalar tree = Type::Widen(At<Type>(source(k), i));
+    bool carries = true;
+#pragma unroll
+    for (int level = 0; level < kLevels; ++level) {
+      const bool full = (k >> level & 1) != 0;
+      if (carries && full) tree = Type::Add(trees[level], tree);
+      if (carries && !full) trees[level] = tree;
+      carries = carries && full;
+    }
+  }
+  Scalar sum = {};
+  bool begun = false;
+#pragma unroll
+  for (int level = 0; level < kLevels; ++level) {
+    if ((size >> level & 1) == 0) continue;
+    sum = begun ? Type::Add(trees[level], sum) : trees[level];
+    begun = true;
+  }
+  return sum;
+}
+
 /*!
  * \brief Reduce element by element, following the rules for NaN; also used for averages of
- *        integers.
+ *        integers and sums as a tree.
  * \param source A function that returns the 8 bytes of source k.
  */
 template <typename Type, typename Source>
@@ -101,10 +140,14 @@ TVM_IPC_DEVICE uint64_t FoldCarefully(const Source& source, int size, uint32_t k
       if constexpr (Type::kFloating) result = static_cast<Bits>(result | Type::kQuiet);
     } else {
       typename Type::Scalar sum = Type::Widen(At<Type>(source(0), i));
-      WithOperation<Type>(kind, [&](auto operation) {
+      if (AddsAsTree<Type>(size, kind)) {
+        if constexpr (Type::kFloating) sum = TreeSum<Type>(source, size, i);
+      } else {
+        WithOperation<Type>(kind, [&](auto operation) {
 #pragma unroll 1
-        for (int k = 1; k < size; ++k) sum = operation(sum, Type::Widen(At<Type>(source(k), i)));
-      });
+          for (int k = 1; k < size; ++k) sum = operation(sum, Type::Widen(At<Type>(source(k), i)));
+        });
+      }
       if (kind == kAvg) sum = Type::Divide(sum, size);
       result = Type::Narrow(sum);
       if constexpr (Type::kFloating) {
@@ -146,6 +189,7 @@ class Fold {
   TVM_IPC_DEVICE uint64_t Result(int size, uint32_t kind) {
     uint64_t eight = 0;
     if constexpr (!Type::kFloating) unusual_ = kind == kAvg;
+    if constexpr (Type::kFloating) unusual_ = unusual_ || AddsAsTree<Type>(size, kind);
 #pragma unroll
     for (int i = 0; i < Type::kIn8; ++i) {
       typename Type::Scalar value = sum_[i];
@@ -157,7 +201,7 @@ class Fold {
     }
     return eight;
   }
-  /*! \brief Return whether the result has a NaN or is an average of integers. */
+  /*! \brief Return whether the result has a NaN, is an average of integers or adds as a tree. */
   TVM_IPC_DEVICE bool unusual() const { return unusual_; }
 
  private:
