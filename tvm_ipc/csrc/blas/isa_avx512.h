@@ -84,6 +84,12 @@ struct Isa {
       rows[i + 12] = (Vector)_mm512_maskz_shuffle_f32x4(kAll, t[i + 4], t[i + 12], 0xdd);
     }
   }
+  /*! \brief Load 16 vectors, which are `stride` bytes apart, and transpose them. */
+  template <typename Vector>
+  static inline void LoadTransposed(const char* from, int64_t stride, Vector* to) {
+    for (int i = 0; i < 16; ++i) to[i] = (Vector)_mm512_loadu_ps(from + i * stride);
+    Transpose(to);
+  }
   static inline float Sum(__m512 v) {
     typedef float F32 __attribute__((vector_size(64)));
     F32 all = (F32)v;

@@ -14,6 +14,7 @@
  *   Sum                              add the lanes
  * With TVM_IPC_PACKED_KERNELS also:
  *   Transpose                        transpose kLanes vectors of 32-bit elements in place
+ *   LoadTransposed                   load such vectors and transpose them
  *   WidenHalves                      convert the lower and the upper halves of words from float16
  */
 #ifndef TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_

@@ -65,9 +65,8 @@ struct Parts {
 constexpr int64_t kLevelFloats = 4096;
 
 /*!
- * \brief Compute y[r][n] = sum over k of x[r][k] * weights[k][n] (weights[n][k] for
- *        PackedKernels::in_order). x and y are float32, with rows that are ldx and ldy elements
- *        apart.
+ * \brief Compute y[r][n] = sum over k of x[r][k] * weights[k][n]. x and y are float32, with rows
+ *        that are ldx and ldy elements apart.
  */
 using SkinnyFn = void (*)(const float* x, int64_t ldx, Weights weights, const Parts& parts,
                           int64_t n, float* y, int64_t ldy);
@@ -78,6 +77,11 @@ using SkinnyFn = void (*)(const float* x, int64_t ldx, Weights weights, const Pa
  */
 using DotFn = void (*)(const char* x, int64_t ldx, int64_t rows, Weights weights, int64_t k,
                        int64_t n, float* y, int64_t ldy);
+
+/*! \brief The same for weights[n][k] and up to kInOrderRows rows. */
+using InOrderFn = void (*)(const float* x, int64_t ldx, int64_t rows, Weights weights,
+                           const Parts& parts, int64_t n, float* y, int64_t ldy);
+constexpr int64_t kInOrderRows = 32;
 
 /*! \brief Keys that are read at a time, and keys of a part, whose sums are added separately. */
 constexpr int64_t kAttentionKeys = 64, kAttentionPart = 512;
@@ -223,8 +227,8 @@ struct PackedKernels {
   int64_t dot_rows;
   PackFn lines[kFloat32 + 1], transposed[kFloat32 + 1];
   /*! \brief Kernels for few rows and weights contiguous along k, with the order of sums of the
-   *         packed ones. Indexed by [type][rows - 1]. */
-  SkinnyFn in_order[kFloat32 + 1][kSkinnyRows];
+   *         packed ones. */
+  InOrderFn in_order[kFloat32 + 1];
   /*! \brief Tiles of one part of k, and of several. Indexed by the number of rows. */
   PackedTileFn tile[kMaxPackedRows + 1], tree[kMaxPackedRows + 1];
 };

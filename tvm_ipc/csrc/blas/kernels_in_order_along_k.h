@@ -5,10 +5,10 @@
  *        kernels_float32_packed.h; part of kernel_table_of_instruction_set.h for instruction sets
  *        with wide vectors.
  *
- * Each lane adds up one column, so no addition crosses lanes. A group of kLanes columns loads a
- * vector of 32-bit words of each column, and transposes them in registers. 16-bit weights are
- * transposed in pairs, and widened afterwards. Each sum waits for its last addition, so several
- * groups or rows are computed in turn.
+ * Each lane adds up one column, so no addition crosses lanes. For a block of columns, chunks of k
+ * are transposed into a buffer in the nearest cache, as 32-bit words: 16-bit weights in pairs, which
+ * are widened when they are multiplied. Transposing needs no sums, so the processor overlaps it for
+ * many columns, and the sums of several groups of columns do not wait for each other.
  */
 #ifndef TVM_IPC_BLAS_KERNELS_IN_ORDER_ALONG_K_H_
 #define TVM_IPC_BLAS_KERNELS_IN_ORDER_ALONG_K_H_
@@ -18,22 +18,16 @@
 namespace tvm_ipc {
 namespace {
 
-/*! \brief Prefetch distance for each column, in bytes. */
-constexpr int64_t kInOrderAhead = 512;
+/*! \brief Columns of a block, and words of each column in a chunk: four cache lines. */
+constexpr int64_t kInOrderCols = 64, kChunkWords = 64;
+constexpr int kInOrderGroups = kInOrderCols / kLanes;
 
 /*! \brief Weights of one type, in words of 32 bits. */
 template <FloatType type>
 struct WordsOf {
   static constexpr int64_t kSize = Format<type>::kSize;
   static constexpr int kPerWord = 4 / kSize;
-  /*! \brief Steps of k in a vector of words. */
-  static constexpr int64_t kSteps = kLanes * kPerWord;
 
-  static TVM_IPC_INLINE Words Load(const char* p) {
-    Words words;
-    __builtin_memcpy(&words, p, sizeof(words));
-    return words;
-  }
   static TVM_IPC_INLINE void Widen(Words words, Floats* to) {
     if constexpr (type == kFloat32) {
       to[0] = (Floats)words;
@@ -46,153 +40,169 @@ struct WordsOf {
   }
 };
 
-/*! \brief x, and the weights of the columns that are computed at once. */
-struct InOrderBlock {
-  const float* x;
-  int64_t ldx;
-  const char* w;
-  int64_t stride;  // bytes from one column to the next one
-  int64_t cols;
-  int64_t length;  // bytes of the weights of a column
-};
+/*!
+ * \brief Transpose `bytes` of each of `cols` columns, which are `stride` bytes apart, and prefetch
+ *        the same columns of `next`.
+ */
+inline void TransposeChunk(const char* w, int64_t stride, int64_t cols, int64_t bytes,
+                           const char* next, Words (*to)[kInOrderGroups]) {
+  constexpr int64_t kBytes = Isa::kBytes;
+  for (int64_t g = 0; g * kLanes < cols; ++g, w += kLanes * stride, next += kLanes * stride) {
+    const int64_t count = cols - g * kLanes;
+    int64_t at = 0;
+    for (; at + kBytes <= bytes && count >= kLanes; at += kBytes) {
+      if (at % 64 == 0) {
+        for (int64_t q = 0; q < kLanes; ++q) __builtin_prefetch(next + q * stride + at, 0, 2);
+      }
+      Words block[kLanes];
+      Isa::LoadTransposed(w + at, stride, block);
+#pragma GCC unroll 16
+      for (int64_t q = 0; q < kLanes; ++q) to[at / 4 + q][g] = block[q];
+    }
+    for (; at < bytes; at += kBytes) {
+      const int64_t length = bytes - at < kBytes ? bytes - at : kBytes;
+      Words block[kLanes] = {};
+      for (int64_t q = 0; q < kLanes && q < count; ++q) {
+        __builtin_memcpy(&block[q], w + q * stride + at, length);
+      }
+      Isa::Transpose(block);
+      for (int64_t q = 0; q * 4 < length; ++q) to[at / 4 + q][g] = block[q];
+    }
+  }
+}
 
-/*! \brief Add up the steps [begin, begin + count) of k. Unless `kWhole`, there is one group of up
- * to kLanes columns. */
-template <FloatType type, int kRows, int kGroups, bool kWhole>
-TVM_IPC_INLINE void AddInOrder(const InOrderBlock& block, int64_t begin, int64_t count,
-                               Floats (&sums)[kRows][kGroups]) {
-  using Weight = WordsOf<type>;
-  constexpr int kPerWord = Weight::kPerWord;
-  const float* x = block.x + begin;
-  const int64_t stride = block.stride;
-  auto column = [&](const char* first, int64_t c) {
-    // Lanes without a column compute the last one again.
-    return first + (kWhole || c < block.cols ? c : block.cols - 1) * stride;
-  };
+/*!
+ * \brief Add the products of the steps [begin, end) of a chunk to the sums of kRows rows, which are
+ *        kInOrderCols apart, and of the groups from `group` on. x begins at the chunk.
+ */
+template <FloatType type, int kRows, int kGroups>
+TVM_IPC_INLINE void AddGroups(const float* x, int64_t ldx, const Words (*words)[kInOrderGroups],
+                              int64_t begin, int64_t end, int group, float* y) {
+  constexpr int kPerWord = WordsOf<type>::kPerWord;
+  Floats sums[kRows][kGroups];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int g = 0; g < kGroups; ++g) sums[r][g] = Floats{};
+    for (int g = 0; g < kGroups; ++g) {
+      sums[r][g] = Format<kFloat32>::Load((char*)(y + r * kInOrderCols + (group + g) * kLanes));
+    }
   }
-  int64_t i = 0;
-  for (; i + Weight::kSteps <= count; i += Weight::kSteps) {
-    const int64_t at = (begin + i) * Weight::kSize;
-    const char* p = block.w + at;
-    // The next weights of these columns, or the first ones of the next block.
-    const char* ahead = p + kInOrderAhead;
-    if (at + kInOrderAhead >= block.length) ahead += kGroups * kLanes * stride - block.length;
-    const bool fetch = kWhole && (i * Weight::kSize) % 64 == 0;
+  auto add = [&](int64_t i, int first, int last) __attribute__((always_inline)) {
+    const Words* from = words[i / kPerWord] + group;
 #pragma GCC unroll 8
-    for (int g = 0; g < kGroups; ++g, p += kLanes * stride, ahead += kLanes * stride) {
-      if (fetch) {
-#pragma GCC unroll 16
-        for (int64_t q = 0; q < kLanes; ++q) __builtin_prefetch(ahead + q * stride, 0, 3);
-      }
-      Words words[kLanes];
-#pragma GCC unroll 16
-      for (int64_t q = 0; q < kLanes; ++q) words[q] = Weight::Load(column(p, q));
-      Isa::Transpose(words);
-#pragma GCC unroll 16
-      for (int64_t q = 0; q < kLanes; ++q) {
-        Floats weights[kPerWord];
-        Weight::Widen(words[q], weights);
+    for (int g = 0; g < kGroups; ++g) {
+      Floats weights[kPerWord];
+      WordsOf<type>::Widen(from[g], weights);
 #pragma GCC unroll 2
-        for (int h = 0; h < kPerWord; ++h) {
+      for (int h = first; h < last; ++h) {
 #pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r) {
-            sums[r][g] += Splat(x[r * block.ldx + i + q * kPerWord + h]) * weights[h];
-          }
+        for (int r = 0; r < kRows; ++r) {
+          sums[r][g] += Splat(x[r * ldx + i / kPerWord * kPerWord + h]) * weights[h];
         }
       }
     }
+  };
+  int64_t i = begin;
+  if constexpr (kPerWord == 2) {
+    if (i % 2 != 0) add(i++, 1, 2);
   }
-  if (i == count) return;
-  // The last vector that ends with the last step, or the first steps of k and zeros before them.
-  const int64_t rest = count - i, end = begin + count;
-  for (int g = 0; g < kGroups; ++g) {
-    Words words[kLanes] = {};
-    for (int64_t q = 0; q < kLanes; ++q) {
-      const char* p = column(block.w, g * kLanes + q) + end * Weight::kSize;
-      if (end >= Weight::kSteps) {
-        words[q] = Weight::Load(p - sizeof(Words));
-      } else {
-        const int64_t bytes = end * Weight::kSize;
-        __builtin_memcpy((char*)&words[q] + sizeof(Words) - bytes, p - bytes, bytes);
-      }
-    }
-    Isa::Transpose(words);
-    Floats weights[kLanes * kPerWord];
-#pragma GCC unroll 16
-    for (int64_t q = 0; q < kLanes; ++q) Weight::Widen(words[q], weights + q * kPerWord);
-    for (int64_t q = 0; q < rest; ++q) {
+  for (; i + kPerWord <= end; i += kPerWord) add(i, 0, kPerWord);
+  if constexpr (kPerWord == 2) {
+    if (i < end) add(i, 0, 1);
+  }
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        sums[r][g] += Splat(x[r * block.ldx + i + q]) * weights[Weight::kSteps - rest + q];
-      }
-    }
-  }
-}
-
-template <FloatType type, int kRows, int kGroups, bool kWhole>
-void InOrderColumns(const InOrderBlock& block, const Parts& parts, float* y, int64_t ldy) {
-  Floats sums[kRows][kGroups] = {}, more[kRows][kGroups];
-  for (int64_t part = 0; part < parts.count; ++part) {
-    const int64_t first = part * parts.size;
-    for (int64_t i = 0; i < parts.size; i += kPackedDepth) {
-      const int64_t deep = parts.size - i < kPackedDepth ? parts.size - i : kPackedDepth;
-      if (i == 0) {
-        AddInOrder<type, kRows, kGroups, kWhole>(block, first, deep, sums);
-        continue;
-      }
-      AddInOrder<type, kRows, kGroups, kWhole>(block, first + i, deep, more);
-      for (int r = 0; r < kRows; ++r) {
-        for (int g = 0; g < kGroups; ++g) sums[r][g] += more[r][g];
-      }
-    }
-    const int full = __builtin_ctzll(part + 1);
-    auto level = [&](int l, int r, int g) {
-      return (char*)(parts.levels + l * kLevelFloats + (r * kGroups + g) * kLanes);
-    };
-    for (int r = 0; r < kRows; ++r) {
-      for (int g = 0; g < kGroups; ++g) {
-        for (int l = 0; l < full; ++l) sums[r][g] += Format<kFloat32>::Load(level(l, r, g));
-        if (part + 1 < parts.count) Format<kFloat32>::Store(level(full, r, g), sums[r][g]);
-      }
-    }
-  }
   for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
     for (int g = 0; g < kGroups; ++g) {
-      char* to = (char*)(y + r * ldy + g * kLanes);
-      if (kWhole || block.cols == kLanes) {
-        Format<kFloat32>::Store(to, sums[r][g]);
-      } else {
-        StorePart<kFloat32>(to, sums[r][g], block.cols);
-      }
+      Format<kFloat32>::Store((char*)(y + r * kInOrderCols + (group + g) * kLanes), sums[r][g]);
     }
   }
 }
 
-template <FloatType type, int kRows>
-void InOrder(const float* x, int64_t ldx, Weights weights, const Parts& parts, int64_t n, float* y,
-             int64_t ldy) {
-  constexpr int64_t kSize = Format<type>::kSize;
-  constexpr int kGroups = kRows > 2 ? 1 : (kLanes < 16 && kSize == 2 ? 4 : 2) / kRows;
-  constexpr int64_t kCols = kGroups * kLanes;
-  static_assert(kRows * kCols <= kLevelFloats, "sums of a block are in a level");
-  const int64_t length = parts.count * parts.size * kSize;
-  InOrderBlock block{x, ldx, weights.data, weights.ld * kSize, kCols, length};
-  int64_t j = 0;
-  for (; j + kCols <= n; j += kCols, block.w += kCols * block.stride) {
-    InOrderColumns<type, kRows, kGroups, true>(block, parts, y + j, ldy);
+/*! \brief AddGroups for the groups [group, groups), kGroups or a smaller power of two at a time. */
+template <FloatType type, int kRows, int kGroups>
+void AddRowsInOrder(const float* x, int64_t ldx, const Words (*words)[kInOrderGroups],
+                    int64_t begin, int64_t end, int group, int groups, float* y) {
+  for (; group + kGroups <= groups; group += kGroups) {
+    AddGroups<type, kRows, kGroups>(x, ldx, words, begin, end, group, y);
   }
-  for (; j < n; j += kLanes, block.w += kLanes * block.stride) {
-    block.cols = n - j < kLanes ? n - j : kLanes;
-    InOrderColumns<type, kRows, 1, false>(block, parts, y + j, ldy);
+  if constexpr (kGroups > 1) {
+    if (group < groups) {
+      AddRowsInOrder<type, kRows, kGroups / 2>(x, ldx, words, begin, end, group, groups, y);
+    }
   }
 }
 
-#define TVM_IPC_IN_ORDER(type) \
-  { InOrder<type, 1>, InOrder<type, 2>, InOrder<type, 3>, InOrder<type, 4> }
+template <FloatType type>
+void AddInOrder(const float* x, int64_t ldx, int64_t rows, const Words (*words)[kInOrderGroups],
+                int64_t begin, int64_t end, int groups, float* y) {
+  constexpr bool kMany = kLanes >= 16;  // registers
+  for (; rows >= 4; rows -= 4, x += 4 * ldx, y += 4 * kInOrderCols) {
+    AddRowsInOrder<type, 4, kMany ? 4 : 2>(x, ldx, words, begin, end, 0, groups, y);
+  }
+  if (rows == 3) AddRowsInOrder<type, 3, kMany ? 4 : 2>(x, ldx, words, begin, end, 0, groups, y);
+  if (rows == 2) AddRowsInOrder<type, 2, 4>(x, ldx, words, begin, end, 0, groups, y);
+  if (rows == 1) {
+    AddRowsInOrder<type, 1, kMany ? 4 : 8>(x, ldx, words, begin, end, 0, groups, y);
+  }
+}
+
+TVM_IPC_INLINE void AddFloats(const float* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+}
+
+template <FloatType type>
+void InOrder(const float* x, int64_t ldx, int64_t rows, Weights weights, const Parts& parts,
+             int64_t n, float* y, int64_t ldy) {
+  using Weight = WordsOf<type>;
+  constexpr int64_t kChunk = kChunkWords * Weight::kPerWord;  // steps
+  constexpr int64_t kSums = kInOrderRows * kInOrderCols;
+  static_assert(kSums <= kLevelFloats, "a level has the sums of a block");
+  const int64_t stride = weights.ld * Weight::kSize, k = parts.count * parts.size;
+  alignas(Isa::kBytes) Words words[kChunkWords][kInOrderGroups];
+  // The sums of a part, and those of a block of steps.
+  alignas(Isa::kBytes) float of_part[kSums], of_steps[kSums];
+  const int64_t size = rows * kInOrderCols;
+  for (int64_t j = 0; j < n; j += kInOrderCols) {
+    const int64_t cols = n - j < kInOrderCols ? n - j : kInOrderCols;
+    const int groups = (cols + kLanes - 1) / kLanes;
+    const char* w = weights.data + j * stride;
+    int64_t part = 0, in_part = 0;
+    for (int64_t chunk = 0; chunk < k; chunk += kChunk) {
+      const int64_t length = k - chunk < kChunk ? k - chunk : kChunk;
+      const char* from = w + chunk * Weight::kSize;
+      const char* next = chunk + kChunk < k ? from + 4 * kChunkWords : w + kInOrderCols * stride;
+      TransposeChunk(from, stride, cols, length * Weight::kSize, next, words);
+      for (int64_t i = 0, end; i < length; i = end) {
+        // Up to the end of the chunk, of the part, or of a block of steps.
+        const int64_t in_block = in_part % kPackedDepth;
+        int64_t count = length - i;
+        if (count > kPackedDepth - in_block) count = kPackedDepth - in_block;
+        if (count > parts.size - in_part) count = parts.size - in_part;
+        end = i + count;
+        float* sums = in_part < kPackedDepth ? of_part : of_steps;
+        if (in_block == 0) __builtin_memset(sums, 0, size * sizeof(float));
+        AddInOrder<type>(x + chunk, ldx, rows, words, i, end, groups, sums);
+        in_part += count;
+        if (in_part % kPackedDepth != 0 && in_part < parts.size) continue;
+        if (sums == of_steps) AddFloats(of_steps, size, of_part);
+        if (in_part < parts.size) continue;
+        const int64_t full = __builtin_ctzll(part + 1);
+        for (int64_t level = 0; level < full; ++level) {
+          AddFloats(parts.levels + level * kLevelFloats, size, of_part);
+        }
+        ++part;
+        in_part = 0;
+        if (part < parts.count) {
+          __builtin_memcpy(parts.levels + full * kLevelFloats, of_part, size * sizeof(float));
+        }
+      }
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      __builtin_memcpy(y + r * ldy + j, of_part + r * kInOrderCols, cols * sizeof(float));
+    }
+  }
+}
 
 }  // namespace
 }  // namespace tvm_ipc

@@ -30,6 +30,9 @@ constexpr int64_t kFewRows = 8;
 // The limit is lower for float32: the BLAS has kernels for small float32 matmuls. They read weights
 // more than once.
 constexpr int64_t kFewRowsFloat32 = 4;
+// The most rows for weights that are contiguous along k, where the order of sums is fixed.
+constexpr int64_t kFewRowsInOrder = 8;
+static_assert(kFewRowsInOrder <= kInOrderRows, "rows of one call");
 constexpr int64_t kManyWeights = 1 << 17;
 // Up to this many rows, reading weights in place is faster than the BLAS, which packs them, if they
 // are contiguous along k.
@@ -195,7 +198,10 @@ struct PieceRunner : Piece {
   }
 
   /*! \brief Return whether kernels for few rows are faster than packed ones, in the same order. */
-  bool FewRowsInOrder() const { return a.rows <= (type == kFloat32 ? kFewRowsFloat32 : kFewRows); }
+  bool FewRowsInOrder() const {
+    if (!b.plain()) return a.rows <= kFewRowsInOrder;
+    return a.rows <= (type == kFloat32 ? kFewRowsFloat32 : kFewRows);
+  }
 
   void FewRows() const {
     const int64_t m = a.rows, n = b.cols, k = a.cols, weight = SizeOf(type);
@@ -216,8 +222,8 @@ struct PieceRunner : Piece {
     // last rows have used them. The dot kernels do that themselves; there the sums stay in a cache
     // until the steps are applied.
     int64_t cols = n;
-    if (!dot && m > kSkinnyRows) cols = (512 << 10) / (k * weight);
-    if (dot && finish) cols = kStepBytes / 4 / m;
+    if (!along_k && m > kSkinnyRows) cols = (512 << 10) / (k * weight);
+    if (along_k && finish) cols = kStepBytes / 4 / m;
     cols = std::min(n, std::max<int64_t>(64, cols / 64 * 64));
     for (int64_t j = 0; j < n; j += cols) {
       const int64_t width = std::min(cols, n - j);
@@ -227,12 +233,15 @@ struct PieceRunner : Piece {
       if (dot) {
         const DotFn run = pairs ? pair_dot : kernels.dot[type];
         run(x, ldx, m, weights, k, width, sums, ld);
+      } else if (along_k) {
+        packed.in_order[type](reinterpret_cast<const float*>(x), ldx, m, weights, own, width, sums,
+                              ld);
       } else {
         const float* floats = reinterpret_cast<const float*>(x);
         for (int64_t i = 0; i < m; i += kSkinnyRows) {
           const int64_t rows = std::min<int64_t>(kSkinnyRows, m - i);
-          const auto& table = along_k ? packed.in_order[type] : kernels.skinny[type];
-          table[rows - 1](floats + i * ldx, ldx, weights, own, width, sums + i * ld, ld);
+          kernels.skinny[type][rows - 1](floats + i * ldx, ldx, weights, own, width, sums + i * ld,
+                                         ld);
         }
       }
       if (finish) Finish(sums, ld, 0, m, j, width);
