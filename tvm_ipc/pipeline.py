@@ -49,9 +49,12 @@ from tvm_ipc.calibration import Calibration
 from tvm_ipc.comm import CollectiveAttrs, Mesh
 from tvm_ipc.comm.collective_attrs import check_attributes
 from tvm_ipc.comm.collective_relax_op import NAME as COLLECTIVE
+from tvm_ipc.comm.collective_relax_op import extents
 from tvm_ipc.comm.expert_ops import RAGGED_OPERATORS
+from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.comm.place_op import NAME as PLACE
 from tvm_ipc.comm.place_op import PlaceAttrs, mesh_of
+from tvm_ipc.comm.placements import Shard, has_equal_blocks, placements_of
 from tvm_ipc.cpu import FixSumOrder, FuseAttention, OffloadBLAS, ScheduleForCPU
 from tvm_ipc.cpu import openblas_discovery as blas_library
 from tvm_ipc.cpu.blas.byoc_backend import COMPILER as BLAS_COMPILER
@@ -277,7 +280,7 @@ def get_pipeline(
         check_input(mod)
         has_local_functions = _check_meshes(mod, world_size)
         if reproducible:
-            _check_no_streams(mod)
+            _check_placements(mod)
         mod = tvm.transform.Sequential([placements], name="tvm_ipc.placements")(mod)
         if verify_each:
             check_phase("placements", mod)
@@ -351,16 +354,36 @@ def _check_reproducible(
             )
 
 
-def _check_no_streams(mod: tvm.IRModule) -> None:
-    """Raise an error if a tensor is marked to be computed in chunks."""
+def _check_placements(mod: tvm.IRModule) -> None:
+    """Raise an error if a tensor is computed in chunks, or has shards that are no equal blocks."""
     for global_var, function in relax_functions(mod):
         for call in calls(function):
-            if call.op.same_as(_PLACE) and PlaceAttrs.of(call).stream is not None:
+            if not call.op.same_as(_PLACE):
+                continue
+            what = ""
+            if PlaceAttrs.of(call).stream is not None:
+                what = "is marked for streams"
+            elif not _has_equal_blocks(call):
+                what = f"is placed as {', '.join(PlaceAttrs.of(call).placements)}, of which shards"
+                what += " are no equal blocks"
+            if what:
                 raise TransformError(
-                    f"get_pipeline: function {global_var.name_hint!r} marks "
-                    f"{name_of(call.args[0])} for streams, whose chunks may be summed in another "
-                    "order; remove the mark, or compile without reproducible=True"
+                    f"get_pipeline: function {global_var.name_hint!r}: {name_of(call.args[0])} "
+                    f"{what}, so that sums may have another order; change that, or compile without "
+                    "reproducible=True"
                 )
+
+
+def _has_equal_blocks(place: relax.Call) -> bool:
+    """Return whether all ranks have equal blocks of a placed tensor, for axes of known extents."""
+    mesh, shape = mesh_of(place), extents(place.args[0].ty) or []
+    placements = placements_of(mesh, PlaceAttrs.of(place).placements)
+    for placement, workers in zip(placements, mesh.axes.values(), strict=True):
+        if isinstance(placement, Shard) and placement.axis < len(shape):
+            extent = constant(shape[placement.axis])
+            if extent is not None and not has_equal_blocks(placement, extent, workers):
+                return False
+    return True
 
 
 def _attention(target: tvm.target.Target, requested: bool | None) -> list[tvm.transform.Pass]:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import tvm_ffi
 
 from tvm_ipc import arguments
@@ -77,6 +78,16 @@ class Shard:
     def __str__(self) -> str:
         """Return "S[axis]" or "S[axis: division]", as programs print the placement."""
         return f"S[{self.axis}]" if self.division is None else f"S[{self.axis}: {self.division}]"
+
+
+def has_equal_blocks(placement: Shard, extent: int, workers: int) -> bool:
+    """Return whether rank r has the r-th of equal blocks of an axis."""
+    if extent % workers:
+        return False
+    if placement.division is None:
+        return True
+    table = placement.division.table(workers)
+    return bool(np.array_equal(table, np.arange(extent).reshape(workers, -1)))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tvm_ipc.comm.collective_attrs import CollectiveAttrs
 from tvm_ipc.comm.collective_relax_op import dtype_of, is_collective, make
 from tvm_ipc.cpu.blas.find_matmuls_with_epilogues import Matmul, find_matmuls
 from tvm_ipc.cpu.blas.matmuls_to_blas_calls import call_of, unused_permutations
-from tvm_ipc.cpu.operators_with_fixed_order import MOVES, obstacle
+from tvm_ipc.cpu.operators_with_fixed_order import FLOATS, MOVES, obstacle, wrong_type
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions import KINDS, MAX_WORKERS
 from tvm_ipc.transform.convert_from_and_to_ccl import from_ccl
@@ -267,6 +267,8 @@ class _Function:
         """Replace a matmul, and the sum over workers of its result."""
         if matmul.refusal:
             raise _RefusedError(matmul.refusal)
+        if matmul.dtype not in FLOATS:
+            raise _RefusedError(wrong_type(matmul.dtype))
         parts = _parts(matmul, 1 if total is None else total.workers)
         binding = matmul.bindings[0]
         reason = f"its inner dimension is summed in {arguments.counted(parts, 'part')}"
@@ -279,25 +281,25 @@ class _Function:
             return
         ty = relax.TensorType(binding.var.ty.shape, _WIDE, binding.var.ty.vdevice)
         call = call_of(matmul, builder, parts=parts, ty=ty)
-        value = self._bind(binding.var, call, edits)
+        value = self._bind(self.uses.bound[binding.var], call, edits)
         for move in total.moves:
             old = move.value
             call = builder.normalize(relax.Call(old.op, [value, *old.args[1:]], old.attrs))
-            value = self._bind(move.var, call, edits)
+            value = self._bind(move, call, edits)
         attrs = replace(CollectiveAttrs.of(total.collective), reduction="tree_sum")
         wide = builder.normalize(make(value, list(total.collective.args[1:]), attrs))
         var = total.step.var
         if dtype_of(var.ty) == _WIDE:
             edits.replace(var, [relax.VarBinding(var, wide)])
             return
-        wide_var = _variable_like(var, wide.ty)
+        wide_var = _wide_variable(total.step, wide.ty)
         rounded = builder.normalize(relax.op.astype(wide_var, dtype_of(var.ty)))
         bindings = [relax.VarBinding(wide_var, wide), relax.VarBinding(var, rounded)]
         edits.replace(var, bindings)
 
-    def _bind(self, old: Any, value: relax.Expr, edits: Edits) -> Any:
-        var = _variable_like(old, value.ty)
-        edits.replace(old, [relax.VarBinding(var, value)])
+    def _bind(self, step: Step, value: relax.Expr, edits: Edits) -> Any:
+        var = _wide_variable(step, value.ty)
+        edits.replace(step.var, [relax.VarBinding(var, value)])
         return var
 
 
@@ -315,17 +317,14 @@ def _parts(matmul: Matmul, workers: int) -> int:
         raise _RefusedError(
             f"its result is summed over {workers} workers; expected a power of two up to {PARTS}"
         )
-    parts = min(PARTS, (k * workers) & -(k * workers)) if k else 1
-    if k and parts < workers:
-        raise _RefusedError(
-            f"its inner dimension {k * workers} is divisible by {parts}, not by {PARTS}, so that "
-            f"{workers} workers do not have whole parts of it"
-        )
-    return max(1, parts // workers)
+    # The largest power of two that divides the whole inner dimension.
+    parts = min(PARTS, (k * workers) & -(k * workers)) if k else workers
+    return parts // workers
 
 
-def _variable_like(var: Any, ty: Any) -> Any:
-    return type(var)(f"{var.name}_wide", ty)
+def _wide_variable(step: Step, ty: Any) -> Any:
+    kind = relax.DataflowVar if step.in_dataflow else relax.Var
+    return kind(f"{step.var.name}_wide", ty)
 
 
 def _is_zero(value: Any) -> bool:

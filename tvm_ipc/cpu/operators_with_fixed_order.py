@@ -64,6 +64,8 @@ _PACKED: Final = frozenset(
     (*VIEWS, ATTENTION.name, ATTENTION_OF_SEQUENCES.name, BATCH_ATTENTION.name)
 )
 _EXPERTS: Final = (MOE, COMBINE, MATMUL)
+#: The floats that matmuls may have.
+FLOATS: Final = ("float32", "bfloat16")
 #: Floats whose sums and roundings have no fixed order here.
 _OTHER_FLOATS: Final = ("float16", "float8", "float6", "float4")
 
@@ -83,7 +85,7 @@ def obstacle(call: relax.Call, mod: tvm.IRModule) -> str:
     }
     for dtype in sorted(dtypes):
         if dtype.startswith(_OTHER_FLOATS):
-            return f"it computes in {dtype}; expected float32 or bfloat16"
+            return wrong_type(dtype)
     if type(call.op) is tvm.ir.GlobalVar or not any("float" in dtype for dtype in dtypes):
         return ""  # the function that is called is checked too; integers are exact
     if callee in _WITHOUT_SUMS:
@@ -104,6 +106,11 @@ def obstacle(call: relax.Call, mod: tvm.IRModule) -> str:
     if callee.startswith("relax.nn.attention"):
         return "it was not fused (see the report of FuseAttention), so that its scores are matmuls"
     return "the order of its sums is not fixed"
+
+
+def wrong_type(dtype: str) -> str:
+    """Return the obstacle that an operator computes in an unsupported type."""
+    return f"it computes in {dtype}; expected {' or '.join(FLOATS)}"
 
 
 def _of_reduction(call: relax.Call, attribute: str) -> str:

@@ -36,7 +36,8 @@ from tvm_ipc.comm import Mesh, Partial, Placement, Replica, Shard
 from tvm_ipc.comm.collective_relax_op import dtype_of, extents
 from tvm_ipc.comm.extent_arithmetic import constant, item_bytes
 from tvm_ipc.comm.place_op import is_place
-from tvm_ipc.comm.placements import Placements, placements_of
+from tvm_ipc.comm.placements import Placements, has_equal_blocks, placements_of
+from tvm_ipc.errors import TransformError
 from tvm_ipc.spmd.op_costs import TYPICAL
 from tvm_ipc.spmd.placements.place_calls import place_typed, placements_of_params
 from tvm_ipc.spmd.placements.placed_tensor import is_whole
@@ -212,6 +213,8 @@ class _ReshardInserter:
         if short_name(call) in ("shape_of", "size"):
             return call
         targets = resolved.operands
+        if self.reduces_at_once and short_name(call) == "matmul":
+            self._check_whole_parts(var, operands, resolved)
         free = preferred and not self._follows(call, var.ty, operands, current, resolved)
         moved = [
             x
@@ -224,6 +227,27 @@ class _ReshardInserter:
         tensors = iter(moved)
         arguments = [replace_tensors(x, tensors) for x in call.args]
         return replace_call(call, call.op, arguments)
+
+    def _check_whole_parts(
+        self, var: relax.Var, operands: Sequence[relax.Expr], resolved: ResolvedPlacements
+    ) -> None:
+        """Raise an error if ranks add up unequal or interleaved parts of the inner dimension."""
+        for index, workers in enumerate(self.mesh.axes.values()):
+            if not isinstance(resolved.results[0][index], Partial):
+                continue
+            for x, placements in zip(operands, resolved.operands, strict=True):
+                placement = placements[index]
+                if not isinstance(placement, Shard):
+                    continue
+                extent = constant((extents(x.ty) or [])[placement.axis])
+                if extent is None or not has_equal_blocks(placement, extent, workers):
+                    raise TransformError(
+                        f"parallelize: {var.name} sums along the axis {placement.axis} of {x}, of "
+                        f"extent {extent or 'unknown'}, whose placement on {workers} ranks is "
+                        f"{placement}; sums are reproducible if each rank has an equal block of "
+                        "the axis: change the number of ranks or the plan, or do without "
+                        "reproducible=True"
+                    )
 
     def _follows(
         self,
