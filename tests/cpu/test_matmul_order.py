@@ -163,6 +163,6 @@ def test_refusals() -> None:
     for parts, operand, message in cases:
         with pytest.raises(ValueError, match=message):
             pick(name, attempt(parts, operand))
-    with pytest.raises(ValueError, match="the kernels in use are portable; .* AVX2 or AVX-512"):
+    with pytest.raises(ValueError, match=r"the kernels in use are portable; .* AVX2 or AVX-512"):
         pick("portable", attempt(4))
     assert (pick("portable", attempt(0)) == 12).all()

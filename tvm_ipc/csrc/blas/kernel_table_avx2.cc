@@ -87,9 +87,12 @@ struct Isa {
   template <typename Vector>
   static inline void LoadTransposed(const char* from, int64_t stride, Vector* to) {
     // Loads put the rows into both halves, which is faster than moving them afterwards.
+    // A second pointer, so that the offsets of the rows need no more registers than there are.
+    const char* fifth = from + 4 * stride;
+    __asm__("" : "+r"(fifth));
     auto rows = [&](int i) {
       const __m128 low = _mm_loadu_ps(reinterpret_cast<const float*>(from + i * stride));
-      const __m128 high = _mm_loadu_ps(reinterpret_cast<const float*>(from + (i + 4) * stride));
+      const __m128 high = _mm_loadu_ps(reinterpret_cast<const float*>(fifth + i * stride));
       return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
     };
     const __m256 a = rows(0), b = rows(1), c = rows(2), d = rows(3);

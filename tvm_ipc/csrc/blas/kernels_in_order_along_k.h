@@ -76,14 +76,15 @@ TVM_IPC_INLINE void AddRuns(const InOrderRun* runs, int64_t lane, int64_t ldx, i
     for (int r = 0; r < kRows; ++r) sums[c][r] = to[c][r];
   }
   for (int64_t i = begin; i < end; i += Weight::kSteps) {
-    const bool fetch = ahead != nullptr && i * Weight::kSize % 64 == 0;
+    if (ahead != nullptr && i * Weight::kSize % 64 == 0) {
 #pragma GCC unroll 8
-    for (int c = 0; c < kRuns; ++c) {
-      if (fetch) {
+      for (int c = 0; c < kRuns; ++c, ahead += 64) {
 #pragma GCC unroll 16
         for (int64_t q = 0; q < kLanes; ++q) __builtin_prefetch(ahead + q * lane, 0, 2);
-        ahead += 64;
       }
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < kRuns; ++c) {
       Words words[kLoadWords];
       Isa::LoadTransposed(w[c] + i * Weight::kSize, lane, words);
 #pragma GCC unroll 4
