@@ -40,8 +40,9 @@ class OffloadBLAS:
 
     The first three numbers encode the axes of both operands and the steps of the epilogue
     (`packed_functions.Epilogue`), one hexadecimal digit each. The fourth is the number of parts
-    whose sums are added as a tree; 0 selects the fastest order of sums. Matmuls and steps are computed in
-    float32, or in float64 for float64 operands, so 16-bit types are rounded only once, at the end.
+    whose sums are added as a tree; 0 selects the fastest order of sums. Matmuls and steps are
+    computed in float32, or in float64 for float64 operands, so 16-bit types are rounded only once,
+    at the end.
 
     Run the pass before `LegalizeOps`, while matmuls are operators, and after passes that rewrite
     operators. TVM compiles the matmuls that are not offloaded; the report gives the reasons. The

@@ -215,9 +215,9 @@ MATMUL: Final = Function(
     "(a_axes: int, b_axes: int, steps: int, parts: int, a: Tensor, b: Tensor, *operands: Tensor, "
     "out: Tensor)",
     "matmul of a and b, whose axes are permuted first, and an epilogue; axes and steps (numbers of "
-    "Epilogue) are packed by pack_digits, 0 for none. parts is 0 for sums in the fastest order; else "
-    "a power of two that divides the inner dimension, each part of which is added up in order, "
-    "followed by a balanced binary tree of the sums of parts",
+    "Epilogue) are packed by pack_digits, 0 for none. parts is 0 for sums in the fastest order, or "
+    "a power of two that divides the inner dimension: each part is added up in order, and the sums "
+    "of parts as a balanced binary tree",
     reads=("a", "b", "operands"),
     writes=("out",),
     registered=Registered.UNTYPED,

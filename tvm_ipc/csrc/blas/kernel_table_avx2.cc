@@ -82,24 +82,26 @@ struct Isa {
       rows[i + 4] = (Vector)_mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
     }
   }
-  /*! \brief Load eight vectors, which are `stride` bytes apart, and transpose them. */
+  /*! \brief Load four words of each of eight rows, which are `stride` bytes apart, and transpose
+   *         them. */
   template <typename Vector>
   static inline void LoadTransposed(const char* from, int64_t stride, Vector* to) {
-    // Loads put both halves in place, which is faster than moving them afterwards.
-    for (int half = 0; half < 2; ++half, from += 16, to += 4) {
-      auto rows = [&](int i) {
-        const __m128 low = _mm_loadu_ps(reinterpret_cast<const float*>(from + i * stride));
-        const __m128 high = _mm_loadu_ps(reinterpret_cast<const float*>(from + (i + 4) * stride));
-        return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
-      };
-      const __m256 a = rows(0), b = rows(1), c = rows(2), d = rows(3);
-      const __m256 ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
-      const __m256 ab_high = _mm256_unpackhi_ps(a, b), cd_high = _mm256_unpackhi_ps(c, d);
-      to[0] = (Vector)_mm256_shuffle_ps(ab, cd, 0x44);
-      to[1] = (Vector)_mm256_shuffle_ps(ab, cd, 0xee);
-      to[2] = (Vector)_mm256_shuffle_ps(ab_high, cd_high, 0x44);
-      to[3] = (Vector)_mm256_shuffle_ps(ab_high, cd_high, 0xee);
-    }
+    // Loads put the rows into both halves, which is faster than moving them afterwards.
+    // A second pointer, so that the offsets of the rows need no more registers than there are.
+    const char* fifth = from + 4 * stride;
+    __asm__("" : "+r"(fifth));
+    auto rows = [&](int i) {
+      const __m128 low = _mm_loadu_ps(reinterpret_cast<const float*>(from + i * stride));
+      const __m128 high = _mm_loadu_ps(reinterpret_cast<const float*>(fifth + i * stride));
+      return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
+    };
+    const __m256 a = rows(0), b = rows(1), c = rows(2), d = rows(3);
+    const __m256 ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
+    const __m256 ab_high = _mm256_unpackhi_ps(a, b), cd_high = _mm256_unpackhi_ps(c, d);
+    to[0] = (Vector)_mm256_shuffle_ps(ab, cd, 0x44);
+    to[1] = (Vector)_mm256_shuffle_ps(ab, cd, 0xee);
+    to[2] = (Vector)_mm256_shuffle_ps(ab_high, cd_high, 0x44);
+    to[3] = (Vector)_mm256_shuffle_ps(ab_high, cd_high, 0xee);
   }
   static inline float Sum(__m256 v) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));

@@ -14,7 +14,7 @@
  *   Sum                              add the lanes
  * With TVM_IPC_PACKED_KERNELS also:
  *   Transpose                        transpose kLanes vectors of 32-bit elements in place
- *   LoadTransposed                   load such vectors and transpose them
+ *   LoadTransposed                   load four words of kLanes rows and transpose them
  *   WidenHalves                      convert the lower and the upper halves of words from float16
  */
 #ifndef TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_
@@ -30,8 +30,7 @@
 namespace tvm_ipc {
 namespace {
 
-#define TVM_IPC_SKINNY(type) \
-  { Axpy<type, 1>, Axpy<type, 2>, Axpy<type, 3>, Axpy<type, 4> }
+#define TVM_IPC_SKINNY(type) {Axpy<type, 1>, Axpy<type, 2>, Axpy<type, 3>, Axpy<type, 4>}
 
 constexpr BlasKernels MakeBlasKernels(const char* name) {
   return BlasKernels{

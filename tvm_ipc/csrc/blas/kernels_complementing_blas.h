@@ -78,10 +78,8 @@ using SkinnyFn = void (*)(const float* x, int64_t ldx, Weights weights, const Pa
 using DotFn = void (*)(const char* x, int64_t ldx, int64_t rows, Weights weights, int64_t k,
                        int64_t n, float* y, int64_t ldy);
 
-/*! \brief The same for weights[n][k] and up to kInOrderRows rows. */
-using InOrderFn = void (*)(const float* x, int64_t ldx, int64_t rows, Weights weights,
-                           const Parts& parts, int64_t n, float* y, int64_t ldy);
-constexpr int64_t kInOrderRows = 32;
+/*! \brief The most rows per call of PackedKernels::in_order. */
+constexpr int kInOrderRows = 8;
 
 /*! \brief Keys that are read at a time, and keys of a part, whose sums are added separately. */
 constexpr int64_t kAttentionKeys = 64, kAttentionPart = 512;
@@ -226,9 +224,9 @@ struct PackedKernels {
   /*! \brief The most rows for which `dot` is faster than packing weights contiguous along k. */
   int64_t dot_rows;
   PackFn lines[kFloat32 + 1], transposed[kFloat32 + 1];
-  /*! \brief Kernels for few rows and weights contiguous along k, with the order of sums of the
-   *         packed ones. */
-  InOrderFn in_order[kFloat32 + 1];
+  /*! \brief Kernels for few rows and weights[n][k], with the order of sums of the packed ones. n is
+   *         `cols` or more. Indexed by [type][rows - 1]. */
+  SkinnyFn in_order[kFloat32 + 1][kInOrderRows];
   /*! \brief Tiles of one part of k, and of several. Indexed by the number of rows. */
   PackedTileFn tile[kMaxPackedRows + 1], tree[kMaxPackedRows + 1];
 };

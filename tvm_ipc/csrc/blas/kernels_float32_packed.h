@@ -195,7 +195,7 @@ constexpr PackedKernels MakePackedKernels() {
       kDotRowsPacked,
       {PackLines<kFloat16>, PackLines<kBFloat16>, PackLines<kFloat32>},
       {PackTransposed<kFloat16>, PackTransposed<kBFloat16>, PackTransposed<kFloat32>},
-      {InOrder<kFloat16>, InOrder<kBFloat16>, InOrder<kFloat32>},
+      {TVM_IPC_IN_ORDER(kFloat16), TVM_IPC_IN_ORDER(kBFloat16), TVM_IPC_IN_ORDER(kFloat32)},
       {},
       {}};
   AddPackedTiles<kTileRowsPacked>(&kernels);

@@ -5,10 +5,13 @@
  *        kernels_float32_packed.h; part of kernel_table_of_instruction_set.h for instruction sets
  *        with wide vectors.
  *
- * Each lane adds up one column, so no addition crosses lanes. For a block of columns, chunks of k
- * are transposed into a buffer in the nearest cache, as 32-bit words: 16-bit weights in pairs, which
- * are widened when they are multiplied. Transposing needs no sums, so the processor overlaps it for
- * many columns, and the sums of several groups of columns do not wait for each other.
+ * Each lane adds up a column of its own, so no addition crosses lanes. The kernels load a few words
+ * of kLanes columns, transpose them in registers, and multiply them by elements of x: 16-bit
+ * weights in pairs, which are widened after they are transposed. The columns of the lanes are far
+ * apart, so that each lane reads its columns as one long stream, which the processor can predict.
+ *
+ * An addition waits for the previous one of its sum. So several runs of a stream are computed in
+ * turn: blocks of steps whose sums are added afterwards.
  */
 #ifndef TVM_IPC_BLAS_KERNELS_IN_ORDER_ALONG_K_H_
 #define TVM_IPC_BLAS_KERNELS_IN_ORDER_ALONG_K_H_
@@ -18,15 +21,19 @@
 namespace tvm_ipc {
 namespace {
 
-/*! \brief Columns of a block, and words of each column in a chunk: four cache lines. */
-constexpr int64_t kInOrderCols = 64, kChunkWords = 64;
-constexpr int kInOrderGroups = kInOrderCols / kLanes;
+/*! \brief The least prefetch distance of each stream, in bytes. */
+constexpr int64_t kInOrderAhead = 512;
+
+/*! \brief Words of each column that Isa::LoadTransposed loads. */
+constexpr int kLoadWords = 4;
 
 /*! \brief Weights of one type, in words of 32 bits. */
 template <FloatType type>
 struct WordsOf {
   static constexpr int64_t kSize = Format<type>::kSize;
   static constexpr int kPerWord = 4 / kSize;
+  /*! \brief Steps of k that are loaded at once. */
+  static constexpr int kSteps = kLoadWords * kPerWord;
 
   static TVM_IPC_INLINE void Widen(Words words, Floats* to) {
     if constexpr (type == kFloat32) {
@@ -40,169 +47,207 @@ struct WordsOf {
   }
 };
 
-/*!
- * \brief Transpose `bytes` of each of `cols` columns, which are `stride` bytes apart, and prefetch
- *        the same columns of `next`.
- */
-inline void TransposeChunk(const char* w, int64_t stride, int64_t cols, int64_t bytes,
-                           const char* next, Words (*to)[kInOrderGroups]) {
-  constexpr int64_t kBytes = Isa::kBytes;
-  for (int64_t g = 0; g * kLanes < cols; ++g, w += kLanes * stride, next += kLanes * stride) {
-    const int64_t count = cols - g * kLanes;
-    int64_t at = 0;
-    for (; at + kBytes <= bytes && count >= kLanes; at += kBytes) {
-      if (at % 64 == 0) {
-        for (int64_t q = 0; q < kLanes; ++q) __builtin_prefetch(next + q * stride + at, 0, 2);
-      }
-      Words block[kLanes];
-      Isa::LoadTransposed(w + at, stride, block);
-#pragma GCC unroll 16
-      for (int64_t q = 0; q < kLanes; ++q) to[at / 4 + q][g] = block[q];
-    }
-    for (; at < bytes; at += kBytes) {
-      const int64_t length = bytes - at < kBytes ? bytes - at : kBytes;
-      Words block[kLanes] = {};
-      for (int64_t q = 0; q < kLanes && q < count; ++q) {
-        __builtin_memcpy(&block[q], w + q * stride + at, length);
-      }
-      Isa::Transpose(block);
-      for (int64_t q = 0; q * 4 < length; ++q) to[at / 4 + q][g] = block[q];
-    }
-  }
-}
+/*! \brief Steps of k whose products are added up in order, from +0 on. */
+struct InOrderRun {
+  const char* w;   // weights of the first lane
+  const float* x;  // elements of the first row
+  int64_t steps;
+  int64_t before;  // steps of k before the run
+  int64_t part;    // that the run is in, and where it begins there
+  int64_t begin;
+  int64_t column;
+};
 
-/*!
- * \brief Add the products of the steps [begin, end) of a chunk to the sums of kRows rows, which are
- *        kInOrderCols apart, and of the groups from `group` on. x begins at the chunk.
- */
-template <FloatType type, int kRows, int kGroups>
-TVM_IPC_INLINE void AddGroups(const float* x, int64_t ldx, const Words (*words)[kInOrderGroups],
-                              int64_t begin, int64_t end, int group, float* y) {
-  constexpr int kPerWord = WordsOf<type>::kPerWord;
-  Floats sums[kRows][kGroups];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-    for (int g = 0; g < kGroups; ++g) {
-      sums[r][g] = Format<kFloat32>::Load((char*)(y + r * kInOrderCols + (group + g) * kLanes));
-    }
-  }
-  auto add = [&](int64_t i, int first, int last) __attribute__((always_inline)) {
-    const Words* from = words[i / kPerWord] + group;
-#pragma GCC unroll 8
-    for (int g = 0; g < kGroups; ++g) {
-      Floats weights[kPerWord];
-      WordsOf<type>::Widen(from[g], weights);
-#pragma GCC unroll 2
-      for (int h = first; h < last; ++h) {
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          sums[r][g] += Splat(x[r * ldx + i / kPerWord * kPerWord + h]) * weights[h];
-        }
-      }
-    }
-  };
-  int64_t i = begin;
-  if constexpr (kPerWord == 2) {
-    if (i % 2 != 0) add(i++, 1, 2);
-  }
-  for (; i + kPerWord <= end; i += kPerWord) add(i, 0, kPerWord);
-  if constexpr (kPerWord == 2) {
-    if (i < end) add(i, 0, 1);
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-    for (int g = 0; g < kGroups; ++g) {
-      Format<kFloat32>::Store((char*)(y + r * kInOrderCols + (group + g) * kLanes), sums[r][g]);
-    }
-  }
-}
-
-/*! \brief AddGroups for the groups [group, groups), kGroups or a smaller power of two at a time. */
-template <FloatType type, int kRows, int kGroups>
-void AddRowsInOrder(const float* x, int64_t ldx, const Words (*words)[kInOrderGroups],
-                    int64_t begin, int64_t end, int group, int groups, float* y) {
-  for (; group + kGroups <= groups; group += kGroups) {
-    AddGroups<type, kRows, kGroups>(x, ldx, words, begin, end, group, y);
-  }
-  if constexpr (kGroups > 1) {
-    if (group < groups) {
-      AddRowsInOrder<type, kRows, kGroups / 2>(x, ldx, words, begin, end, group, groups, y);
-    }
-  }
-}
-
-template <FloatType type>
-void AddInOrder(const float* x, int64_t ldx, int64_t rows, const Words (*words)[kInOrderGroups],
-                int64_t begin, int64_t end, int groups, float* y) {
-  constexpr bool kMany = kLanes >= 16;  // registers
-  for (; rows >= 4; rows -= 4, x += 4 * ldx, y += 4 * kInOrderCols) {
-    AddRowsInOrder<type, 4, kMany ? 4 : 2>(x, ldx, words, begin, end, 0, groups, y);
-  }
-  if (rows == 3) AddRowsInOrder<type, 3, kMany ? 4 : 2>(x, ldx, words, begin, end, 0, groups, y);
-  if (rows == 2) AddRowsInOrder<type, 2, 4>(x, ldx, words, begin, end, 0, groups, y);
-  if (rows == 1) {
-    AddRowsInOrder<type, 1, kMany ? 4 : 8>(x, ldx, words, begin, end, 0, groups, y);
-  }
-}
-
-TVM_IPC_INLINE void AddFloats(const float* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] += from[i];
-}
-
-template <FloatType type>
-void InOrder(const float* x, int64_t ldx, int64_t rows, Weights weights, const Parts& parts,
-             int64_t n, float* y, int64_t ldy) {
+/*! \brief Add the products of the steps [begin, end), a multiple of WordsOf::kSteps, of several
+ *         runs; prefetch cache lines from `ahead` on meanwhile, unless it is nullptr. */
+template <FloatType type, int kRows, int kRuns>
+TVM_IPC_INLINE void AddRuns(const InOrderRun* runs, int64_t lane, int64_t ldx, int64_t begin,
+                            int64_t end, const char* ahead, Floats (*to)[kRows]) {
   using Weight = WordsOf<type>;
-  constexpr int64_t kChunk = kChunkWords * Weight::kPerWord;  // steps
-  constexpr int64_t kSums = kInOrderRows * kInOrderCols;
-  static_assert(kSums <= kLevelFloats, "a level has the sums of a block");
-  const int64_t stride = weights.ld * Weight::kSize, k = parts.count * parts.size;
-  alignas(Isa::kBytes) Words words[kChunkWords][kInOrderGroups];
-  // The sums of a part, and those of a block of steps.
-  alignas(Isa::kBytes) float of_part[kSums], of_steps[kSums];
-  const int64_t size = rows * kInOrderCols;
-  for (int64_t j = 0; j < n; j += kInOrderCols) {
-    const int64_t cols = n - j < kInOrderCols ? n - j : kInOrderCols;
-    const int groups = (cols + kLanes - 1) / kLanes;
-    const char* w = weights.data + j * stride;
-    int64_t part = 0, in_part = 0;
-    for (int64_t chunk = 0; chunk < k; chunk += kChunk) {
-      const int64_t length = k - chunk < kChunk ? k - chunk : kChunk;
-      const char* from = w + chunk * Weight::kSize;
-      const char* next = chunk + kChunk < k ? from + 4 * kChunkWords : w + kInOrderCols * stride;
-      TransposeChunk(from, stride, cols, length * Weight::kSize, next, words);
-      for (int64_t i = 0, end; i < length; i = end) {
-        // Up to the end of the chunk, of the part, or of a block of steps.
-        const int64_t in_block = in_part % kPackedDepth;
-        int64_t count = length - i;
-        if (count > kPackedDepth - in_block) count = kPackedDepth - in_block;
-        if (count > parts.size - in_part) count = parts.size - in_part;
-        end = i + count;
-        float* sums = in_part < kPackedDepth ? of_part : of_steps;
-        if (in_block == 0) __builtin_memset(sums, 0, size * sizeof(float));
-        AddInOrder<type>(x + chunk, ldx, rows, words, i, end, groups, sums);
-        in_part += count;
-        if (in_part % kPackedDepth != 0 && in_part < parts.size) continue;
-        if (sums == of_steps) AddFloats(of_steps, size, of_part);
-        if (in_part < parts.size) continue;
-        const int64_t full = __builtin_ctzll(part + 1);
-        for (int64_t level = 0; level < full; ++level) {
-          AddFloats(parts.levels + level * kLevelFloats, size, of_part);
-        }
-        ++part;
-        in_part = 0;
-        if (part < parts.count) {
-          __builtin_memcpy(parts.levels + full * kLevelFloats, of_part, size * sizeof(float));
+  constexpr int kPerWord = Weight::kPerWord;
+  Floats sums[kRuns][kRows];
+  const char* w[kRuns];
+  const float* x[kRuns];
+#pragma GCC unroll 8
+  for (int c = 0; c < kRuns; ++c) {
+    w[c] = runs[c].w;
+    x[c] = runs[c].x;
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sums[c][r] = to[c][r];
+  }
+  for (int64_t i = begin; i < end; i += Weight::kSteps) {
+    if (ahead != nullptr && i * Weight::kSize % 64 == 0) {
+#pragma GCC unroll 8
+      for (int c = 0; c < kRuns; ++c, ahead += 64) {
+#pragma GCC unroll 16
+        for (int64_t q = 0; q < kLanes; ++q) __builtin_prefetch(ahead + q * lane, 0, 2);
+      }
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < kRuns; ++c) {
+      Words words[kLoadWords];
+      Isa::LoadTransposed(w[c] + i * Weight::kSize, lane, words);
+#pragma GCC unroll 4
+      for (int q = 0; q < kLoadWords; ++q) {
+        Floats weights[kPerWord];
+        Weight::Widen(words[q], weights);
+#pragma GCC unroll 2
+        for (int h = 0; h < kPerWord; ++h) {
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) {
+            sums[c][r] += Splat(x[c][r * ldx + i + q * kPerWord + h]) * weights[h];
+          }
         }
       }
     }
-    for (int64_t r = 0; r < rows; ++r) {
-      __builtin_memcpy(y + r * ldy + j, of_part + r * kInOrderCols, cols * sizeof(float));
-    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < kRuns; ++c) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) to[c][r] = sums[c][r];
   }
 }
+
+/*! \brief Add the products of the last steps of a run, fewer than WordsOf::kSteps. */
+template <FloatType type, int kRows>
+void AddRest(const InOrderRun& run, int64_t lane, int64_t ldx, int64_t rest, Floats* sums) {
+  using Weight = WordsOf<type>;
+  constexpr int64_t kBytes = 4 * kLoadWords;
+  const char* end = run.w + run.steps * Weight::kSize;
+  Words words[kLoadWords];
+  if (run.before + run.steps >= Weight::kSteps) {
+    Isa::LoadTransposed(end - kBytes, lane, words);
+  } else {
+    const int64_t bytes = (run.before + run.steps) * Weight::kSize;
+    char copy[kLanes][kBytes] = {};
+    for (int64_t q = 0; q < kLanes; ++q) {
+      __builtin_memcpy(copy[q] + kBytes - bytes, end - bytes + q * lane, bytes);
+    }
+    Isa::LoadTransposed(copy[0], kBytes, words);
+  }
+  Floats weights[Weight::kSteps];
+#pragma GCC unroll 4
+  for (int q = 0; q < kLoadWords; ++q) Weight::Widen(words[q], weights + q * Weight::kPerWord);
+  for (int64_t i = run.steps - rest, q = Weight::kSteps - rest; i < run.steps; ++i, ++q) {
+    for (int r = 0; r < kRows; ++r) sums[r] += Splat(run.x[r * ldx + i]) * weights[q];
+  }
+}
+
+/*! \brief The columns of a call: `count` for each lane. */
+template <FloatType type, int kRows>
+struct InOrderColumns {
+  using Weight = WordsOf<type>;
+  static constexpr int kRuns = kRows == 1 ? 4 : kRows < 4 ? 2 : 1;
+
+  const float* x;
+  int64_t ldx;
+  Weights weights;
+  const Parts& parts;
+  int64_t count;
+  float* y;
+  int64_t ldy;
+
+  void Run() const {
+    const int64_t stride = weights.ld * Weight::kSize, lane = count * stride;
+    const int64_t runs_of_part = (parts.size + kPackedDepth - 1) / kPackedDepth;
+    InOrderRun next{weights.data, x, 0, 0, 0, 0, 0};
+    Floats of_part[kRows] = {};
+    auto start = [&]() {
+      InOrderRun run = next;
+      run.before = run.part * parts.size + run.begin;
+      run.w = weights.data + run.column * stride + run.before * Weight::kSize;
+      run.x = x + run.before;
+      run.steps = parts.size - run.begin < kPackedDepth ? parts.size - run.begin : kPackedDepth;
+      next.begin += kPackedDepth;
+      if (next.begin >= parts.size) {
+        next.begin = 0;
+        if (++next.part == parts.count) {
+          next.part = 0;
+          ++next.column;
+        }
+      }
+      return run;
+    };
+    int64_t rest = count * parts.count * runs_of_part;
+    for (; rest >= kRuns; rest -= kRuns) {
+      InOrderRun runs[kRuns];
+      Floats sums[kRuns][kRows] = {};
+      int64_t least = kPackedDepth;
+#pragma GCC unroll 8
+      for (int c = 0; c < kRuns; ++c) {
+        runs[c] = start();
+        if (runs[c].steps < least) least = runs[c].steps;
+      }
+      least = least / Weight::kSteps * Weight::kSteps;
+      const char* ahead = runs[kRuns - 1].w + runs[kRuns - 1].steps * Weight::kSize;
+      if (ahead < runs[0].w + kInOrderAhead) ahead = runs[0].w + kInOrderAhead;
+      AddRuns<type, kRows, kRuns>(runs, lane, ldx, 0, least, ahead, sums);
+#pragma GCC unroll 8
+      for (int c = 0; c < kRuns; ++c) {
+        if (runs[c].steps > least) AddOthers(runs[c], lane, least, sums[c]);
+        Finish(runs[c], sums[c], of_part);
+      }
+    }
+    if constexpr (kRuns > 1) {
+      for (; rest > 0; --rest) {
+        const InOrderRun run = start();
+        Floats sums[kRows] = {};
+        AddOthers(run, lane, 0, sums);
+        Finish(run, sums, of_part);
+      }
+    }
+  }
+
+  __attribute__((noinline)) void AddOthers(const InOrderRun& run, int64_t lane, int64_t begin,
+                                           Floats* sums) const {
+    const int64_t end = run.steps / Weight::kSteps * Weight::kSteps;
+    AddRuns<type, kRows, 1>(&run, lane, ldx, begin, end, nullptr, (Floats(*)[kRows])sums);
+    if (end < run.steps) AddRest<type, kRows>(run, lane, ldx, run.steps - end, sums);
+  }
+
+  /*! \brief Add the sums of a run to those of its part, these to the tree, and store its root. */
+  TVM_IPC_INLINE void Finish(const InOrderRun& run, const Floats* sums, Floats* of_part) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) of_part[r] = run.begin == 0 ? sums[r] : of_part[r] + sums[r];
+    if (run.begin + run.steps < parts.size) return;
+    float* level = parts.levels;
+    for (int64_t part = run.part; part & 1; part >>= 1, level += kLevelFloats) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        of_part[r] += Format<kFloat32>::Load((const char*)(level + r * kLanes));
+      }
+    }
+    if (run.part + 1 < parts.count) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        Format<kFloat32>::Store((char*)(level + r * kLanes), of_part[r]);
+      }
+      return;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+      for (int64_t q = 0; q < kLanes; ++q) y[r * ldy + q * count + run.column] = of_part[r][q];
+    }
+  }
+};
+
+template <FloatType type, int kRows>
+void InOrder(const float* x, int64_t ldx, Weights weights, const Parts& parts, int64_t n, float* y,
+             int64_t ldy) {
+  static_assert(kRows * kLanes <= kLevelFloats, "a level has a vector for each row");
+  const int64_t count = n / kLanes;
+  InOrderColumns<type, kRows>{x, ldx, weights, parts, count, y, ldy}.Run();
+  if (count * kLanes == n) return;
+  // The last columns, some of them once more.
+  const int64_t j = n - kLanes;
+  weights.data += j * weights.ld * Format<type>::kSize;
+  InOrderColumns<type, kRows>{x, ldx, weights, parts, 1, y + j, ldy}.Run();
+}
+
+#define TVM_IPC_IN_ORDER(type)                                             \
+  {InOrder<type, 1>, InOrder<type, 2>, InOrder<type, 3>, InOrder<type, 4>, \
+   InOrder<type, 5>, InOrder<type, 6>, InOrder<type, 7>, InOrder<type, 8>}
 
 }  // namespace
 }  // namespace tvm_ipc

@@ -30,9 +30,6 @@ constexpr int64_t kFewRows = 8;
 // The limit is lower for float32: the BLAS has kernels for small float32 matmuls. They read weights
 // more than once.
 constexpr int64_t kFewRowsFloat32 = 4;
-// The most rows for weights that are contiguous along k, where the order of sums is fixed.
-constexpr int64_t kFewRowsInOrder = 8;
-static_assert(kFewRowsInOrder <= kInOrderRows, "rows of one call");
 constexpr int64_t kManyWeights = 1 << 17;
 // Up to this many rows, reading weights in place is faster than the BLAS, which packs them, if they
 // are contiguous along k.
@@ -199,7 +196,7 @@ struct PieceRunner : Piece {
 
   /*! \brief Return whether kernels for few rows are faster than packed ones, in the same order. */
   bool FewRowsInOrder() const {
-    if (!b.plain()) return a.rows <= kFewRowsInOrder;
+    if (!b.plain()) return a.rows <= kInOrderRows && b.cols >= packed.cols;
     return a.rows <= (type == kFloat32 ? kFewRowsFloat32 : kFewRows);
   }
 
@@ -225,17 +222,18 @@ struct PieceRunner : Piece {
     if (!along_k && m > kSkinnyRows) cols = (512 << 10) / (k * weight);
     if (along_k && finish) cols = kStepBytes / 4 / m;
     cols = std::min(n, std::max<int64_t>(64, cols / 64 * 64));
-    for (int64_t j = 0; j < n; j += cols) {
-      const int64_t width = std::min(cols, n - j);
-      float* sums = direct ? reinterpret_cast<float*>(At(0, j)) : scratch_c.Floats(m * cols);
-      const int64_t ld = direct ? ld_target : cols;
+    for (int64_t j = 0, width; j < n; j += width) {
+      // The kernels in order need as many columns as a panel has.
+      width = n - j < cols + 64 ? n - j : cols;
+      float* sums = direct ? reinterpret_cast<float*>(At(0, j)) : scratch_c.Floats(m * (cols + 64));
+      const int64_t ld = direct ? ld_target : cols + 64;
       const Weights weights{b.data + j * b.col * weight, b.ld()};
       if (dot) {
         const DotFn run = pairs ? pair_dot : kernels.dot[type];
         run(x, ldx, m, weights, k, width, sums, ld);
       } else if (along_k) {
-        packed.in_order[type](reinterpret_cast<const float*>(x), ldx, m, weights, own, width, sums,
-                              ld);
+        packed.in_order[type][m - 1](reinterpret_cast<const float*>(x), ldx, weights, own, width,
+                                     sums, ld);
       } else {
         const float* floats = reinterpret_cast<const float*>(x);
         for (int64_t i = 0; i < m; i += kSkinnyRows) {
