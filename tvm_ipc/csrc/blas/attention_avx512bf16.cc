@@ -17,7 +17,6 @@ namespace {
 /*! \brief `Terms` of kernels_attention.h that are pairs of bfloat16, one in each half of a word. */
 struct PairAttention {
   static constexpr int64_t kTerms = 2;
-  static constexpr bool kTransposesKeys = true;
 
   static TVM_IPC_INLINE Floats Broadcast(const float* p) {
     int word;
@@ -100,6 +99,54 @@ struct PairAttention {
                                                         11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     const __m512i order = _mm512_load_si512(kOrder);
     return (Floats)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, order, halves);
+  }
+};
+
+template <>
+struct FewRowOperands<PairAttention> {
+  template <int kRows>
+  static void Dot(const Attention& a, const KeyBlock& block, int64_t, const float* queries,
+                  float* dots, AttentionFetch* fetch) {
+    constexpr int kVectors = kAttentionKeys / kLanes;
+    const float* const keys = PairAttention::TransposeKeys(block.packed_keys, block.keys,
+                                                           a.key_stride, block.count, a.depth);
+    fetch->Next();
+    const int64_t terms = (a.depth + 1) / 2;
+    Floats sums[kRows][kVectors] = {};
+    for (int64_t k = 0; k < terms; ++k) {
+      Floats of_keys[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        of_keys[v] =
+            Format<kFloat32>::Load((const char*)(keys + k * kAttentionKeys + v * kLanes));
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const Floats query = PairAttention::Broadcast(queries + r * terms + k);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          sums[r][v] = PairAttention::Add(sums[r][v], of_keys[v], query);
+        }
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        Format<kFloat32>::Store((char*)(dots + r * kAttentionKeys + v * kLanes), sums[r][v]);
+      }
+    }
+    fetch->Next();
+  }
+  template <int kRows>
+  static void AddValues(const Attention& a, const KeyBlock& block, int64_t count,
+                        const float* weights, float* sums, AttentionFetch* fetch) {
+    const float* const values = PairAttention::PackValues(
+        a.type, block.packed_values, block.values, a.value_stride, block.count, a.value_depth);
+    fetch->Next();
+    for (int r = 0; r < kRows; ++r) {
+      AddValuesOfRow<PairAttention, 1>(values, a.value_depth, (count + 1) / 2,
+                                       weights + r * kAttentionKeys, sums + r * a.value_depth);
+      fetch->Next();
+    }
   }
 };
 

@@ -12,7 +12,6 @@
  *   WidenHalf, NarrowHalf            convert float16 to float32, and back to nearest even
  *   WidenBrain, Lower                convert bfloat16 to float32; take the lower halves of words
  *   Sum                              add the lanes
- * With TVM_IPC_PACKED_KERNELS also:
  *   Transpose                        transpose kLanes vectors of float32 in place
  */
 #ifndef TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_

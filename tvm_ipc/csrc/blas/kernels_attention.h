@@ -15,7 +15,7 @@
 #ifndef TVM_IPC_BLAS_KERNELS_ATTENTION_H_
 #define TVM_IPC_BLAS_KERNELS_ATTENTION_H_
 
-#include "blas/kernels_attention_block.h"
+#include "blas/kernels_attention_few_rows.h"
 
 namespace tvm_ipc {
 namespace {
@@ -42,7 +42,7 @@ struct AttentionGroup {
     a = attention;
     head = of_head;
     blocks = (count + kBlockLanes - 1) / kBlockLanes;
-    few = Terms::kTransposesKeys && count <= kFewAttentionRows;
+    few = count <= kFewAttentionRows;
     queries = for_queries;
     keys = for_keys;
     values = keys + a.depth * kAttentionKeys;
@@ -79,13 +79,6 @@ struct AttentionGroup {
 
   float* QueriesOf(int64_t block) const { return queries + block * a.depth * kBlockLanes; }
 
-  const float* PackedKeys(const char* from, int64_t number) const {
-    if constexpr (Terms::kTransposesKeys) {
-      if (few) return Terms::TransposeKeys(keys, from, a.key_stride, number, a.depth);
-    }
-    return Terms::PackKeys(a.type, keys, from, a.key_stride, number, a.depth);
-  }
-
   void Clear(float* states) const {
     for (int64_t b = 0; b < blocks; ++b) {
       AttentionState(states + b * AttentionStateSize(a.value_depth)).Clear(a.value_depth);
@@ -97,24 +90,28 @@ struct AttentionGroup {
   void AttendKeys(int64_t key, int64_t end, float* states, AttentionFetch* fetch) const {
     const int64_t size = AttentionStateSize(a.value_depth);
     const int64_t number = Smaller(end - key, kAttentionKeys);
+    const int64_t element = AttentionSize(a.type);
+    const KeyBlock block{head.keys + key * a.key_stride * element,
+                         head.values + key * a.value_stride * element, number, keys, values};
+    if (few) {
+      const BlockMask mask(rows[0], key, number);
+      if (mask.count == 0) return;
+      AttendFewRows<Terms>(a, rows[0], mask, key, queries, block, AttentionState(states), fetch);
+      return;
+    }
     const float *of_keys = nullptr, *of_values = nullptr;
     for (int64_t b = 0; b < blocks; ++b) {
       const BlockMask mask(rows[b], key, number);
       if (mask.count == 0) continue;
       if (of_keys == nullptr) {
-        const int64_t element = AttentionSize(a.type);
-        of_keys = PackedKeys(head.keys + key * a.key_stride * element, number);
+        of_keys = Terms::PackKeys(a.type, keys, block.keys, a.key_stride, number, a.depth);
         fetch->Next();
-        of_values = Terms::PackValues(a.type, values, head.values + key * a.value_stride * element,
-                                      a.value_stride, number, a.value_depth);
+        of_values =
+            Terms::PackValues(a.type, values, block.values, a.value_stride, number, a.value_depth);
         fetch->Next();
       }
       const AttentionState state(states + b * size);
-      if (few) {
-        if constexpr (Terms::kTransposesKeys) {
-          AttendFewRows<Terms>(a, rows[b], mask, key, queries, of_keys, of_values, state, fetch);
-        }
-      } else if (rows[b].count <= kLanes) {
+      if (rows[b].count <= kLanes) {
         AttendBlock<Terms, 1>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
       } else {
         AttendBlock<Terms, 2>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
