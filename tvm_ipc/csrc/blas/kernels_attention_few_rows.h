@@ -16,113 +16,136 @@
 namespace tvm_ipc {
 namespace {
 
+inline const char* QueryAt(const Attention& a, const AttentionHead& head, int64_t row) {
+  const int64_t at = row / a.queries * a.query_head + row % a.queries * a.query_stride;
+  return head.queries + at * AttentionSize(a.type);
+}
+
+/*! \brief Heads of keys that are computed together. */
+constexpr int64_t kMostGroups = 8;
+/*! \brief Keys whose memory is read at once, for one head after another. */
+constexpr int64_t kKeyStep = 2 * kLanes;
+
 /*!
- * \brief Tokens whose keys and values are prefetched while others are computed: a few lines at a
- *        time, because loads wait while as many lines are on their way as the processor can track.
+ * \brief Memory that is prefetched while other memory is read: a few cache lines at a time, because
+ *        loads wait while as many lines are on their way as the processor can track.
  */
 struct AttentionFetch {
-  const char *keys, *values;
-  int64_t key_stride, value_stride, key_bytes, value_bytes;
-  int64_t tokens = 0;
+  const char* at;
+  int64_t stride, bytes;  // of a token
+  int64_t tokens;
+  int64_t lines;  // at a time
+  int64_t offset = 0;
 
-  /*! \brief Prefetch one token, if there is one. */
   TVM_IPC_INLINE void Next() {
-    if (tokens == 0) return;
-    for (int64_t i = 0; i < key_bytes; i += 64) __builtin_prefetch(keys + i, 0, 2);
-    for (int64_t i = 0; i < value_bytes; i += 64) __builtin_prefetch(values + i, 0, 2);
-    keys += key_stride;
-    values += value_stride;
-    --tokens;
+    for (int64_t i = 0; i < lines && tokens > 0; ++i) {
+      __builtin_prefetch(at + offset, 0, 2);
+      offset += 64;
+      if (offset >= bytes) {
+        offset = 0;
+        at += stride;
+        --tokens;
+      }
+    }
   }
 };
 
-/*! \brief A block of up to kAttentionKeys keys and values in the memory of the caller. */
-struct KeyBlock {
-  const char *keys, *values;
-  int64_t count;
-  float *packed_keys, *packed_values;  // scratch memory
+/*!
+ * \brief Keys and values of one type as terms of WidenedAttention. PairOperands has the same
+ *        members.
+ */
+template <FloatType type>
+struct WidenedOperands : WidenedAttention {
+  /*! \brief Load kLanes keys, and return their terms: one vector of keys for each of kLanes terms.
+   */
+  static TVM_IPC_INLINE void LoadKeys(Floats* terms, const char* from, int64_t stride) {
+#pragma GCC unroll 16
+    for (int64_t k = 0; k < kLanes; ++k) terms[k] = Format<type>::Load(from + k * stride);
+    Isa::Transpose(terms);
+  }
+  /*! \brief The same for the first `width` elements of `count` keys, and zeros. */
+  static void LoadSomeKeys(Floats* terms, const char* from, int64_t stride, int64_t count,
+                           int64_t width) {
+    for (int64_t k = 0; k < kLanes; ++k) {
+      terms[k] = k < count ? LoadPart<type>(from + k * stride, width) : Floats{};
+    }
+    Isa::Transpose(terms);
+  }
+  /*! \brief Load the terms of kTerms successive values. */
+  static TVM_IPC_INLINE Floats LoadValues(const char* from, int64_t stride) {
+    return Format<type>::Load(from);
+  }
+  /*! \brief The same for the first `width` elements of `count` values, and zeros. */
+  static TVM_IPC_INLINE Floats LoadSomeValues(const char* from, int64_t stride, int64_t count,
+                                              int64_t width) {
+    return LoadPart<type>(from, width);
+  }
 };
 
 /*!
- * \brief Set dots[r * kAttentionKeys + t] to the scalar product of query r and key t. That of keys
- *        after `count` is any number.
+ * \brief Set dots[r * kAttentionKeys + t] to the scalar product of query r and key t, for up to
+ *        kKeyStep keys. That of keys after `count` is 0.
  */
-template <FloatType type, int kRows>
-void DotFewRows(const char* keys, int64_t stride, int64_t count, int64_t depth,
-                const float* queries, float* dots) {
-  constexpr int64_t kSize = Format<type>::kSize;
-  // Keys are read a cache line at a time: other lines that are a stride apart may replace it.
-  constexpr int64_t kLine = 64 / kSize;
-  constexpr int kVectors = Isa::kBytes == 64 || kRows == 1 ? 64 / kLanes : kRows == 2 ? 4 : 2;
-  alignas(64) float lines[kLine * kAttentionKeys];
-  const int64_t groups = (count + kLanes * kVectors - 1) / (kLanes * kVectors);
-  for (int64_t i = 0; i < depth; i += kLine) {
-    const int64_t width = Smaller(depth - i, kLine);
-    for (int64_t t = 0; t < groups * kVectors * kLanes; t += kLanes) {
-      const int64_t some = Smaller(count - t, kLanes);
-      for (int64_t j = 0; j < width; j += kLanes) {
-        const char* from = keys + t * stride + (i + j) * kSize;
-        Floats rows[kLanes];
-        if (some == kLanes && width - j >= kLanes) {
-#pragma GCC unroll 16
-          for (int64_t k = 0; k < kLanes; ++k) rows[k] = Format<type>::Load(from + k * stride);
-        } else {
-          const int64_t part = Smaller(width - j, kLanes);
-          for (int64_t k = 0; k < kLanes; ++k) {
-            rows[k] = k < some ? LoadPart<type>(from + k * stride, part) : Floats{};
-          }
-        }
-        Isa::Transpose(rows);
+template <typename Operands, int kRows>
+void DotFewRows(const Attention& a, const char* keys, int64_t count, const float* queries,
+                float* dots, AttentionFetch* fetch) {
+  constexpr int64_t kTerms = Operands::kTerms;
+  constexpr int kVectors = kKeyStep / kLanes;
+  const int64_t size = AttentionSize(a.type), stride = a.key_stride * size;
+  const int64_t terms = (a.depth + kTerms - 1) / kTerms;
+  Floats sums[kRows][kVectors] = {};
+  for (int64_t i = 0; i < terms; i += kLanes) {
+    const int64_t width = Smaller(terms - i, kLanes);
+    const int64_t elements = Smaller(a.depth - i * kTerms, kLanes * kTerms);
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t some = count - v * kLanes;
+      const char* from = keys + v * kLanes * stride + i * kTerms * size;
+      const float* query = queries + i;
+      Floats of_keys[kLanes];
+      if (some >= kLanes && elements == kLanes * kTerms) {
+        Operands::LoadKeys(of_keys, from, stride);
 #pragma GCC unroll 16
         for (int64_t k = 0; k < kLanes; ++k) {
-          Format<kFloat32>::Store((char*)(lines + (j + k) * kAttentionKeys + t), rows[k]);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            const Floats of_row = Operands::Broadcast(query + r * terms + k);
+            sums[r][v] = Operands::Add(sums[r][v], of_keys[k], of_row);
+          }
+        }
+      } else {
+        Operands::LoadSomeKeys(of_keys, from, stride, some, elements);
+        for (int64_t k = 0; k < width; ++k) {
+          for (int r = 0; r < kRows; ++r) {
+            const Floats of_row = Operands::Broadcast(query + r * terms + k);
+            sums[r][v] = Operands::Add(sums[r][v], of_keys[k], of_row);
+          }
         }
       }
+      fetch->Next();
     }
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t t = g * kVectors * kLanes;
-      Floats sums[kRows][kVectors];
+  }
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) {
-          const float* at = dots + r * kAttentionKeys + t + v * kLanes;
-          sums[r][v] = i == 0 ? Floats{} : Format<kFloat32>::Load((const char*)at);
-        }
-      }
-      for (int64_t k = 0; k < width; ++k) {
-        Floats of_keys[kVectors];
-#pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) {
-          const float* at = lines + k * kAttentionKeys + t + v * kLanes;
-          of_keys[v] = Format<kFloat32>::Load((const char*)at);
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          const Floats query = Splat(queries[r * depth + i + k]);
-#pragma GCC unroll 16
-          for (int v = 0; v < kVectors; ++v) sums[r][v] = sums[r][v] + of_keys[v] * query;
-        }
-      }
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) {
-          float* at = dots + r * kAttentionKeys + t + v * kLanes;
-          Format<kFloat32>::Store((char*)at, sums[r][v]);
-        }
-      }
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      Format<kFloat32>::Store((char*)(dots + r * kAttentionKeys + v * kLanes), sums[r][v]);
     }
   }
 }
 
-/*! \brief sums[r * depth + i] += sum over t of values[t][i] * weights[r * kAttentionKeys + t]. */
-template <FloatType type, int kRows>
-void AddValuesOfFewRows(const char* values, int64_t stride, int64_t count, int64_t depth,
-                        const float* weights, float* sums) {
-  constexpr int64_t kSize = Format<type>::kSize;
+/*!
+ * \brief sums[r * value_depth + i] += sum over t < count of values[t][i] times the weight t of row
+ *        r. The packed weights of a row are kAttentionKeys floats apart.
+ */
+template <typename Operands, int kRows>
+void AddValuesOfFewRows(const Attention& a, const char* values, int64_t count,
+                        const float* weights, float* sums, AttentionFetch* fetch) {
+  constexpr int64_t kTerms = Operands::kTerms;
   constexpr int kVectors = kRows == 1 ? 8 : kRows == 2 || Isa::kBytes == 64 ? 4 : 2;
   constexpr int64_t kStep = kVectors * kLanes;
+  const int64_t size = AttentionSize(a.type), stride = a.value_stride * size;
+  const int64_t depth = a.value_depth;
   int64_t i = 0;
   for (; i + kStep <= depth; i += kStep) {
     Floats sum[kRows][kVectors];
@@ -133,17 +156,25 @@ void AddValuesOfFewRows(const char* values, int64_t stride, int64_t count, int64
         sum[r][v] = Format<kFloat32>::Load((const char*)(sums + r * depth + i + v * kLanes));
       }
     }
-    const char* from = values + i * kSize;
-    for (int64_t t = 0; t < count; ++t, from += stride) {
+    const char* from = values + i * size;
+    auto add = [&](int64_t t, auto load) {
       Floats value[kVectors];
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) value[v] = Format<type>::Load(from + v * kLanes * kSize);
+      for (int v = 0; v < kVectors; ++v) value[v] = load(from + t * stride + v * kLanes * size);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const Floats weight = Splat(weights[r * kAttentionKeys + t]);
+        const Floats weight = Operands::Broadcast(weights + r * kAttentionKeys + t / kTerms);
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = sum[r][v] + value[v] * weight;
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = Operands::Add(sum[r][v], value[v], weight);
       }
+    };
+    int64_t t = 0;
+    for (; t + kTerms <= count; t += kTerms) {
+      add(t, [&](const char* p) { return Operands::LoadValues(p, stride); });
+      fetch->Next();
+    }
+    if (t < count) {
+      add(t, [&](const char* p) { return Operands::LoadSomeValues(p, stride, count - t, kLanes); });
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
@@ -159,11 +190,12 @@ void AddValuesOfFewRows(const char* values, int64_t stride, int64_t count, int64
     for (int r = 0; r < kRows; ++r) {
       sum[r] = LoadPart<kFloat32>((const char*)(sums + r * depth + i), width);
     }
-    const char* from = values + i * kSize;
-    for (int64_t t = 0; t < count; ++t, from += stride) {
-      const Floats value = LoadPart<type>(from, width);
+    for (int64_t t = 0; t < count; t += kTerms) {
+      const Floats value = Operands::LoadSomeValues(values + t * stride + i * size, stride,
+                                                    Smaller(count - t, kTerms), width);
       for (int r = 0; r < kRows; ++r) {
-        sum[r] = sum[r] + value * Splat(weights[r * kAttentionKeys + t]);
+        const Floats weight = Operands::Broadcast(weights + r * kAttentionKeys + t / kTerms);
+        sum[r] = Operands::Add(sum[r], value, weight);
       }
     }
     for (int r = 0; r < kRows; ++r) {
@@ -171,32 +203,6 @@ void AddValuesOfFewRows(const char* values, int64_t stride, int64_t count, int64
     }
   }
 }
-
-/*! \brief How AttendFewRows reads keys and values as operands of a type `Terms`. */
-template <typename Terms>
-struct FewRowOperands;
-
-template <>
-struct FewRowOperands<WidenedAttention> {
-  template <int kRows>
-  static void Dot(const Attention& a, const KeyBlock& block, int64_t count, const float* queries,
-                  float* dots, AttentionFetch* fetch) {
-    auto* const dot = a.type == kFloat16    ? DotFewRows<kFloat16, kRows>
-                      : a.type == kBFloat16 ? DotFewRows<kBFloat16, kRows>
-                                            : DotFewRows<kFloat32, kRows>;
-    dot(block.keys, a.key_stride * AttentionSize(a.type), count, a.depth, queries, dots);
-    fetch->Next();
-  }
-  template <int kRows>
-  static void AddValues(const Attention& a, const KeyBlock& block, int64_t count,
-                        const float* weights, float* sums, AttentionFetch* fetch) {
-    auto* const add = a.type == kFloat16    ? AddValuesOfFewRows<kFloat16, kRows>
-                      : a.type == kBFloat16 ? AddValuesOfFewRows<kBFloat16, kRows>
-                                            : AddValuesOfFewRows<kFloat32, kRows>;
-    add(block.values, a.value_stride * AttentionSize(a.type), count, a.value_depth, weights, sums);
-    fetch->Next();
-  }
-};
 
 /*! \brief Keep the compiler from fusing operations before and after: those of AttendBlock, whose
  *         bits must be the same, are not fused. */
@@ -211,7 +217,7 @@ TVM_IPC_INLINE void SeparatePhases(float* memory) {
  */
 template <typename Terms, int kRows>
 void WeighFewRows(int64_t value_depth, int64_t count, float* scores, float* packed,
-                  AttentionState state, AttentionFetch* fetch) {
+                  AttentionState state) {
   constexpr int kVectors = kAttentionKeys / kLanes;
   alignas(Isa::kBytes) float top[kLanes], sums[kLanes] = {}, factors[kLanes];
   auto load = [](const float* p) { return Format<kFloat32>::Load((const char*)p); };
@@ -228,7 +234,6 @@ void WeighFewRows(int64_t value_depth, int64_t count, float* scores, float* pack
     }
     for (int i = 0; i < kLanes; ++i) top[r] = most[i] > top[r] ? most[i] : top[r];
   }
-  fetch->Next();
   const Floats from = load(top) == lowest ? zero : load(top);
   for (int r = 0; r < kRows; ++r) {
     float* const row = scores + r * kAttentionKeys;
@@ -244,7 +249,6 @@ void WeighFewRows(int64_t value_depth, int64_t count, float* scores, float* pack
       }
     }
   }
-  fetch->Next();
   for (int64_t t = 0; t < count; ++t) {
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) sums[r] += scores[r * kAttentionKeys + t];
@@ -261,44 +265,185 @@ void WeighFewRows(int64_t value_depth, int64_t count, float* scores, float* pack
   }
 }
 
-/*!
- * \brief AttendBlock for kRows rows, with the same bits. `queries` has the packed queries of one
- *        row after another. So are the sums of values in `state`; `SeparateRows` brings them into
- *        the lanes.
- */
+/*! \brief Turn the dots of up to kAttentionKeys keys into weights. */
 template <typename Terms, int kRows>
-void AttendFewRows(const Attention& a, const AttentionRows& rows, const BlockMask& mask,
-                   int64_t key, const float* queries, const KeyBlock& block, AttentionState state,
-                   AttentionFetch* fetch) {
-  alignas(64) float scores[kRows * kAttentionKeys], packed[kRows * kAttentionKeys];
-  FewRowOperands<Terms>::template Dot<kRows>(a, block, mask.count, queries, scores, fetch);
+void WeighDots(const Attention& a, const AttentionRows& rows, const BlockMask& mask, int64_t key,
+               float* scores, float* packed, AttentionState state) {
   SeparatePhases(scores);
   const float scale = a.softcap > 0 ? a.scale : a.scale * kLog2E;
-  for (float* p = scores; p < scores + kRows * kAttentionKeys; p += kLanes) {
-    Floats score = Format<kFloat32>::Load((const char*)p) * scale;
-    if (a.softcap > 0) score = Tanh(score / a.softcap) * (a.softcap * kLog2E);
-    Format<kFloat32>::Store((char*)p, score);
+  for (int r = 0; r < kRows; ++r) {
+    float* const row = scores + r * kAttentionKeys;
+    for (int64_t t = 0; t < mask.count; t += kLanes) {
+      Floats score = Format<kFloat32>::Load((const char*)(row + t)) * scale;
+      if (a.softcap > 0) score = Tanh(score / a.softcap) * (a.softcap * kLog2E);
+      Format<kFloat32>::Store((char*)(row + t), score);
+    }
   }
   SeparatePhases(scores);
   mask.ApplyToRows(a, rows, key, scores);
   SeparatePhases(scores);
-  WeighFewRows<Terms, kRows>(a.value_depth, mask.count, scores, packed, state, fetch);
-  FewRowOperands<Terms>::template AddValues<kRows>(a, block, mask.count,
-                                                   Terms::kTerms > 1 ? packed : scores, state.sums,
-                                                   fetch);
+  WeighFewRows<Terms, kRows>(a.value_depth, mask.count, scores, packed, state);
 }
 
+/*! \brief The functions above for one type and number of rows. */
+struct FewRowKernels {
+  void (*dot)(const Attention& a, const char* keys, int64_t count, const float* queries,
+              float* dots, AttentionFetch* fetch);
+  void (*weigh)(const Attention& a, const AttentionRows& rows, const BlockMask& mask, int64_t key,
+                float* scores, float* packed, AttentionState state);
+  void (*add_values)(const Attention& a, const char* values, int64_t count, const float* weights,
+                     float* sums, AttentionFetch* fetch);
+
+  template <typename Operands, int kRows>
+  static FewRowKernels Of() {
+    return {DotFewRows<Operands, kRows>, WeighDots<Operands, kRows>,
+            AddValuesOfFewRows<Operands, kRows>};
+  }
+  template <typename Operands>
+  static FewRowKernels Of(int64_t rows) {
+    static_assert(kFewAttentionRows == 4, "of which there are cases");
+    return rows == 1   ? Of<Operands, 1>()
+           : rows == 2 ? Of<Operands, 2>()
+           : rows == 3 ? Of<Operands, 3>()
+                       : Of<Operands, 4>();
+  }
+};
+
+/*! \brief Return the kernels for operands that AttendBlock takes as `Terms`. */
 template <typename Terms>
-void AttendFewRows(const Attention& a, const AttentionRows& rows, const BlockMask& mask,
-                   int64_t key, const float* queries, const KeyBlock& block, AttentionState state,
-                   AttentionFetch* fetch) {
-  static_assert(kFewAttentionRows == 4, "of which there are cases");
-  auto* const attend = rows.count == 1   ? AttendFewRows<Terms, 1>
-                       : rows.count == 2 ? AttendFewRows<Terms, 2>
-                       : rows.count == 3 ? AttendFewRows<Terms, 3>
-                                         : AttendFewRows<Terms, 4>;
-  attend(a, rows, mask, key, queries, block, state, fetch);
+FewRowKernels FewRowKernelsOf(FloatType type, int64_t rows);
+
+template <>
+inline FewRowKernels FewRowKernelsOf<WidenedAttention>(FloatType type, int64_t rows) {
+  return type == kFloat16    ? FewRowKernels::Of<WidenedOperands<kFloat16>>(rows)
+         : type == kBFloat16 ? FewRowKernels::Of<WidenedOperands<kBFloat16>>(rows)
+                             : FewRowKernels::Of<WidenedOperands<kFloat32>>(rows);
 }
+
+/*!
+ * \brief Up to kMostGroups heads of keys, each with the same number of rows of queries. Keys of all
+ *        heads are read in the order of memory, kKeyStep tokens at a time, and so are values, while
+ *        those that follow are prefetched.
+ */
+template <typename Terms>
+struct FewRowHeads {
+  const Attention& a;
+  const AttentionHead* heads;
+  int64_t groups, count;  // of heads of keys, and of rows of each
+  float* queries;
+  int64_t terms = (a.depth + Terms::kTerms - 1) / Terms::kTerms;  // of a query
+  FewRowKernels kernels;
+  AttentionRows rows[kMostGroups];
+
+  FewRowHeads(const Attention& a, const AttentionHead* heads, int64_t groups, int64_t first,
+              int64_t count, float* queries)
+      : a(a),
+        heads(heads),
+        groups(groups),
+        count(count),
+        queries(queries),
+        kernels(FewRowKernelsOf<Terms>(a.type, count)) {
+    for (int64_t g = 0; g < groups; ++g) {
+      rows[g].Set(a, heads[g], first, count);
+      for (int64_t r = 0; r < count; ++r) {
+        Terms::PackRow(a.type, queries + (g * count + r) * terms, QueryAt(a, heads[g], first + r),
+                       a.depth);
+      }
+    }
+  }
+
+  AttentionFetch FetchOf(const char* first, const char* last, int64_t depth, int64_t stride,
+                         int64_t token, int64_t tokens, int64_t calls) const {
+    const int64_t element = AttentionSize(a.type);
+    AttentionFetch fetch{first + token * stride * element, stride * element,
+                         last - first + depth * element, tokens, 0};
+    const int64_t lines = tokens * ((fetch.bytes + 63) / 64), all = calls * groups;
+    fetch.lines = (lines + all - 1) / all;
+    return fetch;
+  }
+  AttentionFetch FetchKeys(const AttentionHead* of, int64_t token, int64_t tokens,
+                           int64_t calls) const {
+    const char* last = of->keys + (heads[groups - 1].keys - heads[0].keys);
+    return FetchOf(of->keys, last, a.depth, a.key_stride, token, tokens, calls);
+  }
+  AttentionFetch FetchValues(int64_t token, int64_t tokens, int64_t calls) const {
+    return FetchOf(heads[0].values, heads[groups - 1].values, a.value_depth, a.value_stride, token,
+                   tokens, calls);
+  }
+
+  /*!
+   * \brief Attend to the block of keys from `key` to kAttentionKeys later, or `end`. Then those of
+   *        `next` from `next_key` are read, if it is not nullptr.
+   */
+  void AttendKeys(int64_t key, int64_t end, float* states, const AttentionHead* next,
+                  int64_t next_key) const {
+    const int64_t size = AttentionStateSize(a.value_depth), element = AttentionSize(a.type);
+    const int64_t number = Smaller(end - key, kAttentionKeys);
+    constexpr int64_t kScores = kMostGroups * kFewAttentionRows * kAttentionKeys;
+    alignas(64) float scores[kScores], packed[Terms::kTerms > 1 ? kScores : 1];
+    const int64_t row_scores = count * kAttentionKeys;
+    BlockMask masks[kMostGroups];
+    int64_t most = 0;
+    for (int64_t g = 0; g < groups; ++g) {
+      masks[g] = BlockMask(rows[g], key, number);
+      most = Greater(most, masks[g].count);
+    }
+    if (most == 0) return;
+    const int64_t key_calls = (terms + kLanes - 1) / kLanes * (kKeyStep / kLanes);
+    const int64_t value_calls = kKeyStep * Greater(a.value_depth / 32, 1) / Terms::kTerms;
+    for (int64_t t = 0; t < most; t += kKeyStep) {
+      const int64_t ahead = t + kKeyStep;
+      AttentionFetch fetch =
+          ahead < most ? FetchKeys(heads, key + ahead, Smaller(most - ahead, kKeyStep), key_calls)
+                       : FetchValues(key, Smaller(most, kKeyStep), key_calls);
+      for (int64_t g = 0; g < groups; ++g) {
+        if (t >= masks[g].count) continue;
+        kernels.dot(a, heads[g].keys + (key + t) * a.key_stride * element,
+                    Smaller(masks[g].count - t, kKeyStep), queries + g * count * terms,
+                    scores + g * row_scores + t, &fetch);
+      }
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      if (masks[g].count == 0) continue;
+      kernels.weigh(a, rows[g], masks[g], key, scores + g * row_scores, Terms::kTerms > 1 ? packed + g * row_scores : nullptr,
+                    AttentionState(states + g * size));
+    }
+    const float* const weights = Terms::kTerms > 1 ? packed : scores;
+    for (int64_t t = 0; t < most; t += kKeyStep) {
+      const int64_t ahead = t + kKeyStep;
+      AttentionFetch fetch{};
+      if (ahead < most) {
+        fetch = FetchValues(key + ahead, Smaller(most - ahead, kKeyStep), value_calls);
+      } else if (next != nullptr) {
+        fetch = FetchKeys(next, next_key, kKeyStep, value_calls);
+      }
+      for (int64_t g = 0; g < groups; ++g) {
+        if (t >= masks[g].count) continue;
+        kernels.add_values(a, heads[g].values + (key + t) * a.value_stride * element,
+                           Smaller(masks[g].count - t, kKeyStep),
+                           weights + g * row_scores + t / Terms::kTerms,
+                           AttentionState(states + g * size).sums, &fetch);
+      }
+    }
+  }
+
+  /*! \brief Set the states of the keys [begin, end), which are up to kAttentionPart, and read those
+   *         of `next` from `next_key` afterwards. */
+  void AttendPart(int64_t begin, int64_t end, float* states, float* scratch,
+                  const AttentionHead* next, int64_t next_key) const {
+    const int64_t size = AttentionStateSize(a.value_depth);
+    for (int64_t g = 0; g < groups; ++g) {
+      AttentionState(states + g * size).Clear(a.value_depth);
+    }
+    for (int64_t key = begin; key < end; key += kAttentionKeys) {
+      const int64_t after = key + kAttentionKeys;
+      AttendKeys(key, end, states, after < end ? heads : next, after < end ? after : next_key);
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      AttentionState(states + g * size).SeparateRows(count, a.value_depth, scratch);
+    }
+  }
+};
 
 }  // namespace
 }  // namespace tvm_ipc
