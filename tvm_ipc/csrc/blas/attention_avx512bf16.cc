@@ -106,8 +106,7 @@ struct PairOperands : PairAttention {
   }
   static TVM_IPC_INLINE Floats LoadSomeValues(const char* from, int64_t stride, int64_t count,
                                               int64_t width) {
-    const __m256i odd =
-        count > 1 ? Isa::Load16Part(from + stride, width) : _mm256_setzero_si256();
+    const __m256i odd = count > 1 ? Isa::Load16Part(from + stride, width) : _mm256_setzero_si256();
     return Pairs(Isa::Load16Part(from, width), odd);
   }
 };

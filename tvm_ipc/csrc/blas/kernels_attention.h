@@ -203,10 +203,10 @@ void StoreRows(const Attention& a, const AttentionHead& head, int64_t first, int
 
 template <typename Terms>
 constexpr AttentionKernels MakeAttentionKernels() {
-  return {kBlockLanes,  kGroupBlocks * kBlockLanes,
-          ClassifyBias, AttendRows<Terms>,
-          AddAttention, StoreRows,
-          kMostGroups,  kFewAttentionRows,
+  return {kBlockLanes,        kGroupBlocks * kBlockLanes,
+          ClassifyBias,       AttendRows<Terms>,
+          AddAttention,       StoreRows,
+          kMostGroups,        kFewAttentionRows,
           AttendGroups<Terms>};
 }
 

@@ -139,8 +139,8 @@ void DotFewRows(const Attention& a, const char* keys, int64_t count, const float
  *        r. The packed weights of a row are kAttentionKeys floats apart.
  */
 template <typename Operands, int kRows>
-void AddValuesOfFewRows(const Attention& a, const char* values, int64_t count,
-                        const float* weights, float* sums, AttentionFetch* fetch) {
+void AddValuesOfFewRows(const Attention& a, const char* values, int64_t count, const float* weights,
+                        float* sums, AttentionFetch* fetch) {
   constexpr int64_t kTerms = Operands::kTerms;
   constexpr int kVectors = kRows == 1 ? 8 : kRows == 2 || Isa::kBytes == 64 ? 4 : 2;
   constexpr int64_t kStep = kVectors * kLanes;
@@ -405,7 +405,8 @@ struct FewRowHeads {
     }
     for (int64_t g = 0; g < groups; ++g) {
       if (masks[g].count == 0) continue;
-      kernels.weigh(a, rows[g], masks[g], key, scores + g * row_scores, Terms::kTerms > 1 ? packed + g * row_scores : nullptr,
+      kernels.weigh(a, rows[g], masks[g], key, scores + g * row_scores,
+                    Terms::kTerms > 1 ? packed + g * row_scores : nullptr,
                     AttentionState(states + g * size));
     }
     const float* const weights = Terms::kTerms > 1 ? packed : scores;
