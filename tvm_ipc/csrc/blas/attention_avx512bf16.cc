@@ -86,12 +86,9 @@ struct PairAttention {
 
 /*! \brief Keys and values of few rows as terms of PairAttention. */
 struct PairOperands : PairAttention {
+  static constexpr int64_t kKeyTerms = kLanes;
   static TVM_IPC_INLINE void LoadKeys(Floats* terms, const char* from, int64_t stride) {
-#pragma GCC unroll 16
-    for (int64_t k = 0; k < kLanes; ++k) {
-      terms[k] = Format<kFloat32>::Load(from + k * stride);
-    }
-    Isa::Transpose(terms);
+    Isa::LoadTransposed(terms, from, stride);
   }
   static void LoadSomeKeys(Floats* terms, const char* from, int64_t stride, int64_t count,
                            int64_t width) {

@@ -79,6 +79,13 @@ struct Isa {
       rows[i + 12] = (Vector)_mm512_maskz_shuffle_f32x4(kAll, t[i + 4], t[i + 12], 0xdd);
     }
   }
+  template <typename Vector>
+  static inline void LoadTransposed(Vector* rows, const char* from, int64_t stride) {
+    for (int64_t i = 0; i < kLanes; ++i) {
+      __builtin_memcpy(rows + i, from + i * stride, sizeof(Vector));
+    }
+    Transpose(rows);
+  }
   static inline float Sum(__m512 v) {
     typedef float F32 __attribute__((vector_size(64)));
     F32 all = (F32)v;

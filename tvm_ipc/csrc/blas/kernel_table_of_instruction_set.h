@@ -12,7 +12,8 @@
  *   WidenHalf, NarrowHalf            convert float16 to float32, and back to nearest even
  *   WidenBrain, Lower                convert bfloat16 to float32; take the lower halves of words
  *   Sum                              add the lanes
- *   Transpose                        transpose kLanes vectors of float32 in place
+ *   Transpose                        transpose kLanes vectors of words in place
+ *   LoadTransposed                   the same for kLanes vectors in memory
  */
 #ifndef TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_
 #define TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_

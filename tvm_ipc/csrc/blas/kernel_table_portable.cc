@@ -62,6 +62,13 @@ struct Isa {
     rows[2] = __builtin_shufflevector(t1, t3, 0, 1, 4, 5);
     rows[3] = __builtin_shufflevector(t1, t3, 2, 3, 6, 7);
   }
+  template <typename Vector>
+  static inline void LoadTransposed(Vector* rows, const char* from, int64_t stride) {
+    for (int64_t i = 0; i < kLanes; ++i) {
+      __builtin_memcpy(rows + i, from + i * stride, sizeof(Vector));
+    }
+    Transpose(rows);
+  }
   static inline float Sum(F32 v) { return (v[0] + v[1]) + (v[2] + v[3]); }
 };
 

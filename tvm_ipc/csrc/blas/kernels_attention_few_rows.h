@@ -56,20 +56,33 @@ struct AttentionFetch {
  */
 template <FloatType type>
 struct WidenedOperands : WidenedAttention {
-  /*! \brief Load kLanes keys, and return their terms: one vector of keys for each of kLanes terms.
-   */
+  /*! \brief Terms of a key that are loaded at once. */
+  static constexpr int64_t kKeyTerms = type == kBFloat16 ? 2 * kLanes : kLanes;
+  /*! \brief Load kLanes keys, and return a vector of keys for each of kKeyTerms terms. */
   static TVM_IPC_INLINE void LoadKeys(Floats* terms, const char* from, int64_t stride) {
+    if constexpr (type == kFloat32) {
+      Isa::LoadTransposed(terms, from, stride);
+    } else if constexpr (type == kBFloat16) {
+      Floats pairs[kLanes];
+      Isa::LoadTransposed(pairs, from, stride);
+      Split(pairs, terms);
+    } else {
 #pragma GCC unroll 16
-    for (int64_t k = 0; k < kLanes; ++k) terms[k] = Format<type>::Load(from + k * stride);
-    Isa::Transpose(terms);
+      for (int64_t k = 0; k < kLanes; ++k) terms[k] = Format<type>::Load(from + k * stride);
+      Isa::Transpose(terms);
+    }
   }
   /*! \brief The same for the first `width` elements of `count` keys, and zeros. */
   static void LoadSomeKeys(Floats* terms, const char* from, int64_t stride, int64_t count,
                            int64_t width) {
-    for (int64_t k = 0; k < kLanes; ++k) {
-      terms[k] = k < count ? LoadPart<type>(from + k * stride, width) : Floats{};
+    for (int64_t i = 0; i < kKeyTerms; i += kLanes) {
+      const int64_t some = Smaller(width - i, kLanes);
+      for (int64_t k = 0; k < kLanes; ++k) {
+        const char* at = from + k * stride + i * Format<type>::kSize;
+        terms[i + k] = k < count && some > 0 ? LoadPart<type>(at, some) : Floats{};
+      }
+      Isa::Transpose(terms + i);
     }
-    Isa::Transpose(terms);
   }
   /*! \brief Load the terms of kTerms successive values. */
   static TVM_IPC_INLINE Floats LoadValues(const char* from, int64_t stride) {
@@ -80,6 +93,16 @@ struct WidenedOperands : WidenedAttention {
                                               int64_t width) {
     return LoadPart<type>(from, width);
   }
+
+ private:
+  /*! \brief Widen both halves of words. */
+  static TVM_IPC_INLINE void Split(const Floats* pairs, Floats* terms) {
+#pragma GCC unroll 16
+    for (int64_t k = 0; k < kLanes; ++k) {
+      terms[2 * k] = (Floats)((Words)pairs[k] << 16);
+      terms[2 * k + 1] = (Floats)((Words)pairs[k] & 0xffff0000u);
+    }
+  }
 };
 
 /*!
@@ -89,24 +112,24 @@ struct WidenedOperands : WidenedAttention {
 template <typename Operands, int kRows>
 void DotFewRows(const Attention& a, const char* keys, int64_t count, const float* queries,
                 float* dots, AttentionFetch* fetch) {
-  constexpr int64_t kTerms = Operands::kTerms;
+  constexpr int64_t kTerms = Operands::kTerms, kKeyTerms = Operands::kKeyTerms;
   constexpr int kVectors = kKeyStep / kLanes;
   const int64_t size = AttentionSize(a.type), stride = a.key_stride * size;
   const int64_t terms = (a.depth + kTerms - 1) / kTerms;
   Floats sums[kRows][kVectors] = {};
-  for (int64_t i = 0; i < terms; i += kLanes) {
-    const int64_t width = Smaller(terms - i, kLanes);
-    const int64_t elements = Smaller(a.depth - i * kTerms, kLanes * kTerms);
+  for (int64_t i = 0; i < terms; i += kKeyTerms) {
+    const int64_t width = Smaller(terms - i, kKeyTerms);
+    const int64_t elements = Smaller(a.depth - i * kTerms, kKeyTerms * kTerms);
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
       const int64_t some = count - v * kLanes;
       const char* from = keys + v * kLanes * stride + i * kTerms * size;
       const float* query = queries + i;
-      Floats of_keys[kLanes];
-      if (some >= kLanes && elements == kLanes * kTerms) {
+      Floats of_keys[kKeyTerms];
+      if (some >= kLanes && elements == kKeyTerms * kTerms) {
         Operands::LoadKeys(of_keys, from, stride);
-#pragma GCC unroll 16
-        for (int64_t k = 0; k < kLanes; ++k) {
+#pragma GCC unroll 32
+        for (int64_t k = 0; k < kKeyTerms; ++k) {
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
             const Floats of_row = Operands::Broadcast(query + r * terms + k);
