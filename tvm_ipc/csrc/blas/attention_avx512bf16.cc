@@ -98,6 +98,7 @@ struct PairOperands : PairAttention {
     }
     Isa::Transpose(terms);
   }
+  static TVM_IPC_INLINE Floats TermOf(const Floats* loaded, int64_t k) { return loaded[k]; }
   static TVM_IPC_INLINE Floats LoadValues(const char* from, int64_t stride) {
     return Pairs(Isa::Load16(from), Isa::Load16(from + stride));
   }

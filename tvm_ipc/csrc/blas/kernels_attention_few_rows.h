@@ -58,31 +58,36 @@ template <FloatType type>
 struct WidenedOperands : WidenedAttention {
   /*! \brief Terms of a key that are loaded at once. */
   static constexpr int64_t kKeyTerms = type == kBFloat16 ? 2 * kLanes : kLanes;
-  /*! \brief Load kLanes keys, and return a vector of keys for each of kKeyTerms terms. */
-  static TVM_IPC_INLINE void LoadKeys(Floats* terms, const char* from, int64_t stride) {
-    if constexpr (type == kFloat32) {
-      Isa::LoadTransposed(terms, from, stride);
-    } else if constexpr (type == kBFloat16) {
-      Floats pairs[kLanes];
-      Isa::LoadTransposed(pairs, from, stride);
-      Split(pairs, terms);
-    } else {
+  /*! \brief Load kKeyTerms terms of kLanes keys, transposed. */
+  static TVM_IPC_INLINE void LoadKeys(Floats* loaded, const char* from, int64_t stride) {
+    if constexpr (type == kFloat16) {
 #pragma GCC unroll 16
-      for (int64_t k = 0; k < kLanes; ++k) terms[k] = Format<type>::Load(from + k * stride);
-      Isa::Transpose(terms);
+      for (int64_t k = 0; k < kLanes; ++k) loaded[k] = Format<type>::Load(from + k * stride);
+      Isa::Transpose(loaded);
+    } else {
+      Isa::LoadTransposed(loaded, from, stride);  // bfloat16: pairs
     }
   }
   /*! \brief The same for the first `width` elements of `count` keys, and zeros. */
-  static void LoadSomeKeys(Floats* terms, const char* from, int64_t stride, int64_t count,
+  static void LoadSomeKeys(Floats* loaded, const char* from, int64_t stride, int64_t count,
                            int64_t width) {
-    for (int64_t i = 0; i < kKeyTerms; i += kLanes) {
-      const int64_t some = Smaller(width - i, kLanes);
-      for (int64_t k = 0; k < kLanes; ++k) {
-        const char* at = from + k * stride + i * Format<type>::kSize;
-        terms[i + k] = k < count && some > 0 ? LoadPart<type>(at, some) : Floats{};
+    for (int64_t k = 0; k < kLanes; ++k) {
+      if (k >= count) {
+        loaded[k] = Floats{};
+      } else if constexpr (type == kBFloat16) {
+        loaded[k] = Floats{};
+        __builtin_memcpy(loaded + k, from + k * stride, width * 2);
+      } else {
+        loaded[k] = LoadPart<type>(from + k * stride, width);
       }
-      Isa::Transpose(terms + i);
     }
+    Isa::Transpose(loaded);
+  }
+  /*! \brief Return one term of the loaded keys. */
+  static TVM_IPC_INLINE Floats TermOf(const Floats* loaded, int64_t k) {
+    if constexpr (type != kBFloat16) return loaded[k];
+    const Words pairs = (Words)loaded[k / 2];
+    return (Floats)(k % 2 == 0 ? pairs << 16 : pairs & 0xffff0000u);
   }
   /*! \brief Load the terms of kTerms successive values. */
   static TVM_IPC_INLINE Floats LoadValues(const char* from, int64_t stride) {
@@ -92,16 +97,6 @@ struct WidenedOperands : WidenedAttention {
   static TVM_IPC_INLINE Floats LoadSomeValues(const char* from, int64_t stride, int64_t count,
                                               int64_t width) {
     return LoadPart<type>(from, width);
-  }
-
- private:
-  /*! \brief Widen both halves of words. */
-  static TVM_IPC_INLINE void Split(const Floats* pairs, Floats* terms) {
-#pragma GCC unroll 16
-    for (int64_t k = 0; k < kLanes; ++k) {
-      terms[2 * k] = (Floats)((Words)pairs[k] << 16);
-      terms[2 * k + 1] = (Floats)((Words)pairs[k] & 0xffff0000u);
-    }
   }
 };
 
@@ -125,23 +120,25 @@ void DotFewRows(const Attention& a, const char* keys, int64_t count, const float
       const int64_t some = count - v * kLanes;
       const char* from = keys + v * kLanes * stride + i * kTerms * size;
       const float* query = queries + i;
-      Floats of_keys[kKeyTerms];
+      Floats loaded[kLanes];
       if (some >= kLanes && elements == kKeyTerms * kTerms) {
-        Operands::LoadKeys(of_keys, from, stride);
+        Operands::LoadKeys(loaded, from, stride);
 #pragma GCC unroll 32
         for (int64_t k = 0; k < kKeyTerms; ++k) {
+          const Floats term = Operands::TermOf(loaded, k);
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
             const Floats of_row = Operands::Broadcast(query + r * terms + k);
-            sums[r][v] = Operands::Add(sums[r][v], of_keys[k], of_row);
+            sums[r][v] = Operands::Add(sums[r][v], term, of_row);
           }
         }
       } else {
-        Operands::LoadSomeKeys(of_keys, from, stride, some, elements);
+        Operands::LoadSomeKeys(loaded, from, stride, some, elements);
         for (int64_t k = 0; k < width; ++k) {
+          const Floats term = Operands::TermOf(loaded, k);
           for (int r = 0; r < kRows; ++r) {
             const Floats of_row = Operands::Broadcast(query + r * terms + k);
-            sums[r][v] = Operands::Add(sums[r][v], of_keys[k], of_row);
+            sums[r][v] = Operands::Add(sums[r][v], term, of_row);
           }
         }
       }
@@ -157,6 +154,12 @@ void DotFewRows(const Attention& a, const char* keys, int64_t count, const float
   }
 }
 
+/*! \brief Elements of values whose sums are in registers at the same time. */
+template <int kRows>
+constexpr int64_t kElementsAtOnce = kLanes * (kRows == 1                        ? 8
+                                              : kRows == 2 || Isa::kBytes == 64 ? 4
+                                                                                : 2);
+
 /*!
  * \brief sums[r * value_depth + i] += sum over t < count of values[t][i] times the weight t of row
  *        r. The packed weights of a row are kAttentionKeys floats apart.
@@ -165,8 +168,8 @@ template <typename Operands, int kRows>
 void AddValuesOfFewRows(const Attention& a, const char* values, int64_t count, const float* weights,
                         float* sums, AttentionFetch* fetch) {
   constexpr int64_t kTerms = Operands::kTerms;
-  constexpr int kVectors = kRows == 1 ? 8 : kRows == 2 || Isa::kBytes == 64 ? 4 : 2;
-  constexpr int64_t kStep = kVectors * kLanes;
+  constexpr int64_t kStep = kElementsAtOnce<kRows>;
+  constexpr int kVectors = kStep / kLanes;
   const int64_t size = AttentionSize(a.type), stride = a.value_stride * size;
   const int64_t depth = a.value_depth;
   int64_t i = 0;
@@ -316,11 +319,13 @@ struct FewRowKernels {
                 float* scores, float* packed, AttentionState state);
   void (*add_values)(const Attention& a, const char* values, int64_t count, const float* weights,
                      float* sums, AttentionFetch* fetch);
+  /*! \brief Elements of a value and terms of a key after which `fetch->Next()` is called. */
+  int64_t elements_at_once, terms_at_once;
 
   template <typename Operands, int kRows>
   static FewRowKernels Of() {
     return {DotFewRows<Operands, kRows>, WeighDots<Operands, kRows>,
-            AddValuesOfFewRows<Operands, kRows>};
+            AddValuesOfFewRows<Operands, kRows>, kElementsAtOnce<kRows>, Operands::kKeyTerms};
   }
   template <typename Operands>
   static FewRowKernels Of(int64_t rows) {
@@ -394,6 +399,10 @@ struct FewRowHeads {
                    tokens, calls);
   }
 
+  static int64_t Calls(int64_t elements, int64_t at_once) {
+    return Greater((elements + at_once - 1) / at_once, 1);
+  }
+
   /*!
    * \brief Attend to the block of keys from `key` to kAttentionKeys later, or `end`. Then those of
    *        `next` from `next_key` are read, if it is not nullptr.
@@ -412,8 +421,9 @@ struct FewRowHeads {
       most = Greater(most, masks[g].count);
     }
     if (most == 0) return;
-    const int64_t key_calls = (terms + kLanes - 1) / kLanes * (kKeyStep / kLanes);
-    const int64_t value_calls = kKeyStep * Greater(a.value_depth / 32, 1) / Terms::kTerms;
+    const int64_t key_calls = Calls(terms, kernels.terms_at_once) * (kKeyStep / kLanes);
+    const int64_t value_calls =
+        Calls(a.value_depth, kernels.elements_at_once) * kKeyStep / Terms::kTerms;
     for (int64_t t = 0; t < most; t += kKeyStep) {
       const int64_t ahead = t + kKeyStep;
       AttentionFetch fetch =
