@@ -256,7 +256,7 @@ void FillWithRandomNumbers(Elements* tensor, uint32_t seed) {
 }
 
 /*!
- * \brief Rows have the same bits in blocks of 1 to 4 rows, which have kernels of their own, as in a
+ * \brief Rows have the same bits in blocks of 1 to 8 rows, which have kernels of their own, as in a
  *        block of all rows; also if heads of keys are side by side and take turns.
  */
 void CheckFewRows(FloatType type, int64_t keys, int64_t depth, int64_t value_depth,
@@ -290,7 +290,7 @@ void CheckFewRows(FloatType type, int64_t keys, int64_t depth, int64_t value_dep
       std::max(kernels.ScratchSize(a, rows), kernels.GroupsScratchSize(a, c.groups)));
   float* const states = state_memory.Floats(c.groups * kernels.StateSize(a, rows));
   std::vector<char> together;
-  for (int64_t count : {rows, int64_t{4}, int64_t{3}, int64_t{2}, int64_t{1}}) {
+  for (int64_t count : {9, 8, 7, 5, 4, 3, 2, 1}) {
     for (bool turns : {false, true}) {
       if (turns && count > kernels.lanes) continue;  // one call of attend_groups
       std::fill(inputs.target.memory.begin(), inputs.target.memory.end(), 0);

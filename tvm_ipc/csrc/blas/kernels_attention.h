@@ -141,7 +141,7 @@ void AttendGroups(const Attention& a, const AttentionHead* heads, int64_t groups
   const int64_t size = AttentionStateSize(a.value_depth);
   float* const for_keys = scratch + groups * a.depth * kBlockLanes;
   float* const later = for_keys + (a.depth + a.value_depth) * kAttentionKeys;
-  if (count <= kFewAttentionRows) {
+  if (count <= kMostFewRows) {
     const FewRowHeads<Terms> few(a, heads, groups, first, count, scratch);
     AttendParts(a, groups, count, begin, end, states, later,
                 [&](int64_t part, int64_t stop, float* own) {
@@ -161,7 +161,7 @@ void AttendGroups(const Attention& a, const AttentionHead* heads, int64_t groups
 template <typename Terms>
 void AttendRows(const Attention& a, const AttentionHead& head, int64_t first, int64_t count,
                 int64_t begin, int64_t end, float* scratch, float* states) {
-  if (count <= kFewAttentionRows) {
+  if (count <= kMostFewRows) {
     AttendGroups<Terms>(a, &head, 1, nullptr, first, count, begin, end, scratch, states);
     return;
   }
@@ -206,7 +206,7 @@ constexpr AttentionKernels MakeAttentionKernels() {
   return {kBlockLanes,        kGroupBlocks * kBlockLanes,
           ClassifyBias,       AttendRows<Terms>,
           AddAttention,       StoreRows,
-          kMostGroups,        kFewAttentionRows,
+          kMostGroups,        kMostFewRows,
           AttendGroups<Terms>};
 }
 

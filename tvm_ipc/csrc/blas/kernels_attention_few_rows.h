@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file kernels_attention_few_rows.h
- * \brief Attention of up to kFewAttentionRows query rows to a block of keys, such as that of the
+ * \brief Attention of up to kMostFewRows query rows to a block of keys, such as that of the
  *        next token of a decoder; part of kernels_attention.h.
  *
  * Lanes of vectors are keys while scores are computed, and elements of the values afterwards, so
@@ -21,6 +21,9 @@ inline const char* QueryAt(const Attention& a, const AttentionHead& head, int64_
   return head.queries + at * AttentionSize(a.type);
 }
 
+/*! \brief The most rows of queries of a head of keys that FewRowHeads takes. */
+constexpr int64_t kMostFewRows = 2 * kFewAttentionRows;
+static_assert(kMostFewRows <= kBlockLanes, "they have one state");
 /*! \brief Heads of keys that are computed together. */
 constexpr int64_t kMostGroups = 8;
 /*! \brief Keys whose memory is read at once, for one head after another. */
@@ -248,7 +251,7 @@ void WeighFewRows(int64_t value_depth, int64_t count, float* scores, float* pack
   alignas(Isa::kBytes) float top[kLanes], sums[kLanes] = {}, factors[kLanes];
   auto load = [](const float* p) { return Format<kFloat32>::Load((const char*)p); };
   auto store = [](float* p, Floats v) { Format<kFloat32>::Store((char*)p, v); };
-  // Lanes of `top`, `sums` and `factors` are rows; those without a row keep the state of no keys.
+  // Lanes of `top`, `sums` and `factors` are rows; those after the last one keep their state.
   const Floats lowest = Splat(-__builtin_inff()), zero = {};
   const Floats before = load(state.most);
   store(top, before);
@@ -358,26 +361,45 @@ struct FewRowHeads {
   const Attention& a;
   const AttentionHead* heads;
   int64_t groups, count;  // of heads of keys, and of rows of each
-  float* queries;
   int64_t terms = (a.depth + Terms::kTerms - 1) / Terms::kTerms;  // of a query
-  FewRowKernels kernels;
-  AttentionRows rows[kMostGroups];
+
+  /*! \brief Up to kFewAttentionRows rows of a head, of which the kernels compute so many. */
+  struct Slice {
+    int64_t group, first;
+    const float* queries;
+    FewRowKernels kernels;
+    AttentionRows rows;
+  };
+  static constexpr int64_t kMostSlices = kMostGroups * kMostFewRows / kFewAttentionRows;
+  int64_t number = 0;
+  Slice slices[kMostSlices];
 
   FewRowHeads(const Attention& a, const AttentionHead* heads, int64_t groups, int64_t first,
               int64_t count, float* queries)
-      : a(a),
-        heads(heads),
-        groups(groups),
-        count(count),
-        queries(queries),
-        kernels(FewRowKernelsOf<Terms>(a.type, count)) {
+      : a(a), heads(heads), groups(groups), count(count) {
     for (int64_t g = 0; g < groups; ++g) {
-      rows[g].Set(a, heads[g], first, count);
-      for (int64_t r = 0; r < count; ++r) {
-        Terms::PackRow(a.type, queries + (g * count + r) * terms, QueryAt(a, heads[g], first + r),
-                       a.depth);
+      for (int64_t from = 0; from < count; from += kFewAttentionRows) {
+        const int64_t some = Smaller(count - from, kFewAttentionRows);
+        Slice& slice = slices[number++];
+        slice.group = g;
+        slice.first = from;
+        slice.queries = queries;
+        slice.kernels = FewRowKernelsOf<Terms>(a.type, some);
+        slice.rows.Set(a, heads[g], first + from, some);
+        for (int64_t r = 0; r < some; ++r, queries += terms) {
+          Terms::PackRow(a.type, queries, QueryAt(a, heads[g], first + from + r), a.depth);
+        }
       }
     }
+  }
+
+  /*! \brief Return the state of the rows of a slice, of which `states` has one for each head. */
+  AttentionState StateOf(const Slice& slice, float* states) const {
+    AttentionState state(states + slice.group * AttentionStateSize(a.value_depth));
+    state.most += slice.first;
+    state.total += slice.first;
+    state.sums += slice.first * a.value_depth;
+    return state;
   }
 
   AttentionFetch FetchOf(const char* first, const char* last, int64_t depth, int64_t stride,
@@ -385,7 +407,7 @@ struct FewRowHeads {
     const int64_t element = AttentionSize(a.type);
     AttentionFetch fetch{first + token * stride * element, stride * element,
                          last - first + depth * element, tokens, 0};
-    const int64_t lines = tokens * ((fetch.bytes + 63) / 64), all = calls * groups;
+    const int64_t lines = tokens * ((fetch.bytes + 63) / 64), all = calls * number;
     fetch.lines = (lines + all - 1) / all;
     return fetch;
   }
@@ -409,38 +431,37 @@ struct FewRowHeads {
    */
   void AttendKeys(int64_t key, int64_t end, float* states, const AttentionHead* next,
                   int64_t next_key) const {
-    const int64_t size = AttentionStateSize(a.value_depth), element = AttentionSize(a.type);
-    const int64_t number = Smaller(end - key, kAttentionKeys);
-    constexpr int64_t kScores = kMostGroups * kFewAttentionRows * kAttentionKeys;
+    const int64_t element = AttentionSize(a.type);
+    constexpr int64_t kSlice = kFewAttentionRows * kAttentionKeys, kScores = kMostSlices * kSlice;
     alignas(64) float scores[kScores], packed[Terms::kTerms > 1 ? kScores : 1];
-    const int64_t row_scores = count * kAttentionKeys;
-    BlockMask masks[kMostGroups];
+    BlockMask masks[kMostSlices];
     int64_t most = 0;
-    for (int64_t g = 0; g < groups; ++g) {
-      masks[g] = BlockMask(rows[g], key, number);
-      most = Greater(most, masks[g].count);
+    for (int64_t i = 0; i < number; ++i) {
+      masks[i] = BlockMask(slices[i].rows, key, Smaller(end - key, kAttentionKeys));
+      most = Greater(most, masks[i].count);
     }
     if (most == 0) return;
-    const int64_t key_calls = Calls(terms, kernels.terms_at_once) * (kKeyStep / kLanes);
+    const FewRowKernels& first = slices[0].kernels;
+    const int64_t key_calls = Calls(terms, first.terms_at_once) * (kKeyStep / kLanes);
     const int64_t value_calls =
-        Calls(a.value_depth, kernels.elements_at_once) * kKeyStep / Terms::kTerms;
+        Calls(a.value_depth, first.elements_at_once) * kKeyStep / Terms::kTerms;
     for (int64_t t = 0; t < most; t += kKeyStep) {
       const int64_t ahead = t + kKeyStep;
       AttentionFetch fetch =
           ahead < most ? FetchKeys(heads, key + ahead, Smaller(most - ahead, kKeyStep), key_calls)
                        : FetchValues(key, Smaller(most, kKeyStep), key_calls);
-      for (int64_t g = 0; g < groups; ++g) {
-        if (t >= masks[g].count) continue;
-        kernels.dot(a, heads[g].keys + (key + t) * a.key_stride * element,
-                    Smaller(masks[g].count - t, kKeyStep), queries + g * count * terms,
-                    scores + g * row_scores + t, &fetch);
+      for (int64_t i = 0; i < number; ++i) {
+        if (t >= masks[i].count) continue;
+        const char* keys = heads[slices[i].group].keys + (key + t) * a.key_stride * element;
+        slices[i].kernels.dot(a, keys, Smaller(masks[i].count - t, kKeyStep), slices[i].queries,
+                              scores + i * kSlice + t, &fetch);
       }
     }
-    for (int64_t g = 0; g < groups; ++g) {
-      if (masks[g].count == 0) continue;
-      kernels.weigh(a, rows[g], masks[g], key, scores + g * row_scores,
-                    Terms::kTerms > 1 ? packed + g * row_scores : nullptr,
-                    AttentionState(states + g * size));
+    for (int64_t i = 0; i < number; ++i) {
+      if (masks[i].count == 0) continue;
+      slices[i].kernels.weigh(a, slices[i].rows, masks[i], key, scores + i * kSlice,
+                              Terms::kTerms > 1 ? packed + i * kSlice : nullptr,
+                              StateOf(slices[i], states));
     }
     const float* const weights = Terms::kTerms > 1 ? packed : scores;
     for (int64_t t = 0; t < most; t += kKeyStep) {
@@ -451,12 +472,12 @@ struct FewRowHeads {
       } else if (next != nullptr) {
         fetch = FetchKeys(next, next_key, kKeyStep, value_calls);
       }
-      for (int64_t g = 0; g < groups; ++g) {
-        if (t >= masks[g].count) continue;
-        kernels.add_values(a, heads[g].values + (key + t) * a.value_stride * element,
-                           Smaller(masks[g].count - t, kKeyStep),
-                           weights + g * row_scores + t / Terms::kTerms,
-                           AttentionState(states + g * size).sums, &fetch);
+      for (int64_t i = 0; i < number; ++i) {
+        if (t >= masks[i].count) continue;
+        const char* values = heads[slices[i].group].values + (key + t) * a.value_stride * element;
+        slices[i].kernels.add_values(a, values, Smaller(masks[i].count - t, kKeyStep),
+                                     weights + i * kSlice + t / Terms::kTerms,
+                                     StateOf(slices[i], states).sums, &fetch);
       }
     }
   }
