@@ -371,6 +371,9 @@ int main(int argc, char** argv) {
       // Blocks of rows and parts of keys, for several threads.
       CheckCase({type, 1, 2, 4, 70, 150, 64, 64, true, Bias::kCausal, false, 0, 0});
       CheckCase({type, 1, 2, 2, 1, 1100, 64, 64, true, Bias::kNone, false, 0, 0});
+      // More heads of keys than one call takes.
+      CheckCase({type, 2, 10, 2, 1, 600, 64, 64, true, Bias::kNone, false, 0, 0});
+      CheckCase({type, 1, 10, 1, 2, 300, 64, 16, true, Bias::kCausal, false, 0, 0});
       CheckCase({type, 1, 1, 3, 9, 1030, 8, 24, false, Bias::kRandom, false, 0, 0});
       CheckCase({type, 2, 1, 3, 140, 200, 16, 16, true, Bias::kHoles, false, 0, 0});
       if (threads) continue;
