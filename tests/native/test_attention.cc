@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -229,13 +230,104 @@ void CheckGroups(FloatType type, int64_t groups, int64_t heads, int64_t keys, Bi
   for (int64_t first = 0; first < heads; first += kernels.lanes) {
     const int64_t count = std::min(kernels.lanes, heads - first);
     const AttentionHead* next = first == 0 ? nullptr : all.data();
-    kernels.attend_groups(a, all.data(), groups, next, first, count, scratch, states);
+    kernels.attend_groups(a, all.data(), groups, next, first, count, 0, keys, scratch, states);
     for (int64_t g = 0; g < groups; ++g) {
       kernels.store(a, all[g], first, count, scratch, states + g * state_size);
     }
   }
   EXPECT(inputs.target.memory == alone, BlasInstructionSet(), ": other bits of ", groups,
          " heads of keys for ", heads, " heads that take turns");
+}
+
+/*! \brief Fill a tensor with numbers of all bits, so that sums depend on the order of additions. */
+void FillWithRandomNumbers(Elements* tensor, uint32_t seed) {
+  const bool half = tensor->type == kFloat16;
+  const int64_t size = SizeOf(tensor->type);
+  for (size_t i = 0; i < tensor->memory.size() / size; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    // Signs, exponents of -3 to 0, and mantissas.
+    const uint32_t exponent = (half ? 12 : 124) + ((seed >> 28) & 3), mantissa = seed >> 4;
+    const uint32_t bits =
+        half ? exponent << 10 | (mantissa & 0x3ff) : exponent << 23 | (mantissa & 0x7fffff);
+    const uint32_t sign = seed >> 31, word = bits | sign << (half ? 15 : 31);
+    const uint32_t shifted = tensor->type == kBFloat16 ? word >> 16 : word;
+    std::memcpy(tensor->memory.data() + i * size, &shifted, size);
+  }
+}
+
+/*!
+ * \brief Rows have the same bits in blocks of 1 to 8 rows, which have kernels of their own, as in a
+ *        block of all rows; also if heads of keys are side by side and take turns.
+ */
+void CheckFewRows(FloatType type, int64_t keys, int64_t depth, int64_t value_depth,
+                  bool tokens_first, Bias bias, bool causal, int64_t window, double softcap) {
+  const Case c{type,         1,    3,      3,      3,      keys, depth, value_depth,
+               tokens_first, bias, causal, window, softcap};
+  Inputs inputs(c);
+  FillWithRandomNumbers(&inputs.queries, 1);
+  FillWithRandomNumbers(&inputs.keys, 2);
+  FillWithRandomNumbers(&inputs.values, 3);
+  const Attention& a = inputs.batch.each;
+  const AttentionKernels& kernels = CurrentAttention(type);
+  const int64_t size = SizeOf(type), rows = 9,
+                blocks = (keys + kAttentionKeys - 1) / kAttentionKeys;
+  std::vector<BiasRange> ranges(blocks * c.queries);
+  std::vector<AttentionHead> heads(c.groups, inputs.batch.first);
+  Attention with_ranges = a;
+  with_ranges.range_query = blocks;
+  for (int64_t i = 0; i < c.queries && bias != Bias::kNone; ++i) {
+    kernels.classify(a, inputs.batch.first.bias + i * a.bias_query * 4, &ranges[i * blocks]);
+  }
+  for (int64_t g = 0; g < c.groups; ++g) {
+    heads[g].queries += g * inputs.batch.queries.group * size;
+    heads[g].keys += g * inputs.batch.keys.group * size;
+    heads[g].values += g * inputs.batch.values.group * size;
+    heads[g].target += g * inputs.batch.target.group * size;
+    heads[g].ranges = ranges.data();
+  }
+  Scratch scratch_memory, state_memory;
+  float* const scratch = scratch_memory.Floats(
+      std::max(kernels.ScratchSize(a, rows), kernels.GroupsScratchSize(a, c.groups)));
+  float* const states = state_memory.Floats(c.groups * kernels.StateSize(a, rows));
+  std::vector<char> together;
+  for (int64_t count : {9, 8, 7, 5, 4, 3, 2, 1}) {
+    for (bool turns : {false, true}) {
+      if (turns && count > kernels.lanes) continue;  // one call of attend_groups
+      std::fill(inputs.target.memory.begin(), inputs.target.memory.end(), 0);
+      for (int64_t first = 0; first < rows; first += count) {
+        const int64_t some = std::min(count, rows - first);
+        if (turns) {
+          kernels.attend_groups(with_ranges, heads.data(), c.groups, nullptr, first, some, 0, keys,
+                                scratch, states);
+        }
+        for (int64_t g = 0; g < c.groups; ++g) {
+          float* const state = states + g * kernels.StateSize(a, some);
+          if (!turns) {
+            kernels.attend(with_ranges, heads[g], first, some, 0, keys, scratch, state);
+          }
+          kernels.store(with_ranges, heads[g], first, some, scratch, state);
+        }
+      }
+      if (together.empty()) together = inputs.target.memory;
+      EXPECT(inputs.target.memory == together, BlasInstructionSet(), " type ",
+             static_cast<int>(type), ": other bits of ", count, " rows with ", keys,
+             " keys, depth ", depth, ", turns ", turns);
+    }
+  }
+}
+
+void CheckFewRows(FloatType type) {
+  for (int64_t keys : {0, 1, 15, 63, 64, 65, 511, 512, 513, 2048}) {
+    for (bool tokens_first : {false, true}) {
+      const Bias bias = tokens_first ? Bias::kHoles : Bias::kRandom;
+      CheckFewRows(type, keys, 64, 64, tokens_first, Bias::kNone, false, 0, 0);
+      CheckFewRows(type, keys, 33, 17, tokens_first, bias, false, 0, 0);
+    }
+    CheckFewRows(type, keys, 128, 128, true, Bias::kNone, true, 0, 2.5);
+    CheckFewRows(type, keys, 20, 40, true, Bias::kNone, true, 70, 0);
+    CheckFewRows(type, keys, 7, 1, true, Bias::kCausal, true, 20, 1.5);
+    CheckFewRows(type, keys, 96, 80, false, Bias::kWindow, false, 0, 0);
+  }
 }
 
 /*! \brief A query without keys has no number, an infinite score makes none, and values of keys
@@ -279,6 +371,9 @@ int main(int argc, char** argv) {
       // Blocks of rows and parts of keys, for several threads.
       CheckCase({type, 1, 2, 4, 70, 150, 64, 64, true, Bias::kCausal, false, 0, 0});
       CheckCase({type, 1, 2, 2, 1, 1100, 64, 64, true, Bias::kNone, false, 0, 0});
+      // More heads of keys than one call takes.
+      CheckCase({type, 2, 10, 2, 1, 600, 64, 64, true, Bias::kNone, false, 0, 0});
+      CheckCase({type, 1, 10, 1, 2, 300, 64, 16, true, Bias::kCausal, false, 0, 0});
       CheckCase({type, 1, 1, 3, 9, 1030, 8, 24, false, Bias::kRandom, false, 0, 0});
       CheckCase({type, 2, 1, 3, 140, 200, 16, 16, true, Bias::kHoles, false, 0, 0});
       if (threads) continue;
@@ -297,6 +392,7 @@ int main(int argc, char** argv) {
       CheckCase({type, 1, 2, 2, 0, 3, 4, 4, false, Bias::kNone, false, 0, 0});
       CheckCase({type, 1, 1, 2, 2, 0, 4, 4, false, Bias::kNone, false, 0, 0});
       CheckCase({type, 0, 1, 2, 2, 3, 4, 4, false, Bias::kNone, false, 0, 0});
+      CheckFewRows(type);
       for (Bias bias : {Bias::kNone, Bias::kRandom, Bias::kHoles}) {
         CheckFewerQueries(type, 70, bias, 0);
         CheckFewerQueries(type, 1200, bias, 1.5);

@@ -9,7 +9,6 @@
 #if defined(__x86_64__)
 #include "blas/isa_avx512.h"
 #include "blas/kernels_attention.h"
-#include "blas/kernels_transpose_words.h"
 
 namespace tvm_ipc {
 namespace {
@@ -17,7 +16,6 @@ namespace {
 /*! \brief `Terms` of kernels_attention.h that are pairs of bfloat16, one in each half of a word. */
 struct PairAttention {
   static constexpr int64_t kTerms = 2;
-  static constexpr bool kTransposesKeys = true;
 
   static TVM_IPC_INLINE Floats Broadcast(const float* p) {
     int word;
@@ -40,28 +38,6 @@ struct PairAttention {
     }
     return to;
   }
-  /*! \brief Return the keys of a block as rows of one pair of each of kAttentionKeys keys. The keys
-   *         after `count` are zeros. */
-  static const float* TransposeKeys(float* to, const char* from, int64_t stride, int64_t count,
-                                    int64_t depth) {
-    for (int64_t t = 0; t < kAttentionKeys; t += kLanes) {
-      for (int64_t i = 0; i < depth; i += 2 * kLanes) {
-        const int64_t width = depth - i < 2 * kLanes ? depth - i : 2 * kLanes;
-        const auto some = static_cast<__mmask32>((uint64_t{1} << width) - 1);
-        __m512i words[16];
-        for (int64_t k = 0; k < kLanes; ++k) {
-          words[k] = t + k < count
-                         ? _mm512_maskz_loadu_epi16(some, from + ((t + k) * stride + i) * 2)
-                         : _mm512_setzero_si512();
-        }
-        Transpose(words);
-        for (int64_t k = 0; k < (width + 1) / 2; ++k) {
-          _mm512_storeu_si512(to + (i / 2 + k) * kAttentionKeys + t, words[k]);
-        }
-      }
-    }
-    return to;
-  }
   static const float* PackValues(FloatType, float* to, const char* from, int64_t stride,
                                  int64_t count, int64_t depth) {
     for (int64_t t = 0; t < count; t += 2) {
@@ -72,9 +48,7 @@ struct PairAttention {
         const __m256i low = Isa::Load16Part(even + i * 2, width);
         const __m256i high =
             t + 1 < count ? Isa::Load16Part(odd + i * 2, width) : _mm256_setzero_si256();
-        const Longs both =
-            __builtin_shufflevector((Longs256)low, (Longs256)high, 0, 1, 2, 3, 4, 5, 6, 7);
-        StorePart<kFloat32>((char*)(row + i), Interleaved((__m512i)both), width);
+        StorePart<kFloat32>((char*)(row + i), Pairs(low, high), width);
       }
     }
     return to;
@@ -87,6 +61,13 @@ struct PairAttention {
   static TVM_IPC_INLINE void StoreWeightsOfKeys(float* to, const Floats* weights) {
     const auto all = _mm512_cvtne2ps_pbh((__m512)weights[1], (__m512)weights[0]);
     _mm512_storeu_si512(to, (__m512i)all);
+  }
+
+  /*! \brief Return words of one half of each of two vectors. */
+  static TVM_IPC_INLINE Floats Pairs(__m256i low, __m256i high) {
+    const Longs both =
+        __builtin_shufflevector((Longs256)low, (Longs256)high, 0, 1, 2, 3, 4, 5, 6, 7);
+    return Interleaved((__m512i)both);
   }
 
  private:
@@ -102,6 +83,36 @@ struct PairAttention {
     return (Floats)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, order, halves);
   }
 };
+
+/*! \brief Keys and values of few rows as terms of PairAttention. */
+struct PairOperands : PairAttention {
+  static constexpr int64_t kKeyTerms = kLanes;
+  static TVM_IPC_INLINE void LoadKeys(Floats* terms, const char* from, int64_t stride) {
+    Isa::LoadTransposed(terms, from, stride);
+  }
+  static void LoadSomeKeys(Floats* terms, const char* from, int64_t stride, int64_t count,
+                           int64_t width) {
+    const auto some = static_cast<__mmask32>((uint64_t{1} << width) - 1);
+    for (int64_t k = 0; k < kLanes; ++k) {
+      terms[k] = k < count ? (Floats)_mm512_maskz_loadu_epi16(some, from + k * stride) : Floats{};
+    }
+    Isa::Transpose(terms);
+  }
+  static TVM_IPC_INLINE Floats TermOf(const Floats* loaded, int64_t k) { return loaded[k]; }
+  static TVM_IPC_INLINE Floats LoadValues(const char* from, int64_t stride) {
+    return Pairs(Isa::Load16(from), Isa::Load16(from + stride));
+  }
+  static TVM_IPC_INLINE Floats LoadSomeValues(const char* from, int64_t stride, int64_t count,
+                                              int64_t width) {
+    const __m256i odd = count > 1 ? Isa::Load16Part(from + stride, width) : _mm256_setzero_si256();
+    return Pairs(Isa::Load16Part(from, width), odd);
+  }
+};
+
+template <>
+inline FewRowKernels FewRowKernelsOf<PairAttention>(FloatType, int64_t rows) {
+  return FewRowKernels::Of<PairOperands>(rows);
+}
 
 }  // namespace
 

@@ -60,17 +60,26 @@ struct BiasRanges {
   }
 };
 
-/*! \brief The blocks of a batch. A unit is a block of rows, or a part of its keys. */
+/*!
+ * \brief The blocks of a batch: rows of a head of keys, or all rows of several heads of keys. A
+ * unit is a block, or a part of its keys.
+ */
 struct AttentionJob {
   const AttentionBatch& batch;
   const AttentionKernels& kernels;
-  int64_t rows, block_rows, blocks, units;
+  int64_t rows, block_rows;
+  int64_t groups;  // heads of keys of a block
+  int64_t tasks = 1;
+  int64_t blocks_of_head = (rows + block_rows - 1) / block_rows;
+  int64_t heads_of_batch = (batch.groups + groups - 1) / groups;
+  int64_t blocks = batch.batches * heads_of_batch * blocks_of_head;
   int64_t parts = 1;
-  /*! \brief If keys are split: a state for each unit. */
+  /*! \brief If keys are split: states of each unit. */
   float* split = nullptr;
 
-  AttentionHead HeadOf(int64_t index) const {
-    const int64_t of_batch = index / batch.groups, group = index % batch.groups;
+  int64_t units() const { return blocks * parts; }
+
+  AttentionHead HeadOf(int64_t of_batch, int64_t group) const {
     auto at = [&](auto* data, const AttentionStrides& strides, FloatType type) {
       return data + (of_batch * strides.batch + group * strides.group) * SizeOf(type);
     };
@@ -87,43 +96,101 @@ struct AttentionJob {
     return head;
   }
 
-  void RunUnit(int64_t index) const {
-    // With a causal mask, later rows have more keys: they come first.
-    const int64_t unit = units - 1 - index;
+  /*! \brief The rows and heads of keys of a block. */
+  struct Block {
+    int64_t of_batch, group, groups, first, count;
+  };
+
+  Block BlockAt(int64_t block) const {
+    const int64_t index = block / blocks_of_head, first = block % blocks_of_head * block_rows;
+    const int64_t group = index % heads_of_batch * groups;
+    return {index / heads_of_batch, group, std::min(groups, batch.groups - group), first,
+            std::min(block_rows, rows - first)};
+  }
+
+  /*! \brief Compute the states of a block and the keys [begin, end), and prefetch those of another
+   *         unit. */
+  void AttendBlock(const Block& block, int64_t begin, int64_t end, int64_t next_unit,
+                   float* states) const {
     const Attention& a = batch.each;
-    const int64_t block = unit / parts, part = unit % parts;
-    const AttentionHead head = HeadOf(block / blocks);
-    const int64_t first = block % blocks * block_rows;
-    const int64_t count = std::min(block_rows, rows - first);
-    float* const own = attention_scratch.Floats(kernels.ScratchSize(a, count));
-    if (split == nullptr) {
-      float* const state = attention_states.Floats(kernels.StateSize(a, count));
-      kernels.attend(a, head, first, count, 0, a.keys, own, state);
-      kernels.store(a, head, first, count, own, state);
+    float* const own = attention_scratch.Floats(groups == 1 ? kernels.ScratchSize(a, block.count)
+                                                            : kernels.GroupsScratchSize(a, groups));
+    if (groups == 1) {
+      const AttentionHead head = HeadOf(block.of_batch, block.group);
+      kernels.attend(a, head, block.first, block.count, begin, end, own, states);
       return;
     }
-    const int64_t begin = part * kAttentionPart, end = std::min(a.keys, begin + kAttentionPart);
-    kernels.attend(a, head, first, count, begin, end, own, split + unit * StateSize());
+    std::vector<AttentionHead> heads(block.groups + 1);
+    for (int64_t g = 0; g < block.groups; ++g) heads[g] = HeadOf(block.of_batch, block.group + g);
+    AttentionHead* next = nullptr;
+    if (next_unit < units()) {
+      next = &heads[block.groups];
+      const Block after = BlockAt(next_unit / parts);
+      *next = HeadOf(after.of_batch, after.group);
+      next->keys += next_unit % parts * kAttentionPart * a.key_stride * SizeOf(a.type);
+    }
+    kernels.attend_groups(a, heads.data(), block.groups, next, block.first, block.count, begin, end,
+                          own, states);
+  }
+
+  void StoreBlock(const Block& block, float* states) const {
+    const Attention& a = batch.each;
+    float* const own = attention_scratch.Floats(kernels.ScratchSize(a, block.count));
+    const int64_t size = kernels.StateSize(a, block.count);
+    for (int64_t g = 0; g < block.groups; ++g) {
+      kernels.store(a, HeadOf(block.of_batch, block.group + g), block.first, block.count, own,
+                    states + g * size);
+    }
+  }
+
+  void RunUnit(int64_t index) const {
+    // With a causal mask, later rows have more keys: they come first.
+    const int64_t unit = groups == 1 ? units() - 1 - index : index;
+    const Attention& a = batch.each;
+    const Block block = BlockAt(unit / parts);
+    // The other tasks take the units in between, in all probability.
+    const int64_t next = unit + tasks;
+    if (split == nullptr) {
+      float* const states =
+          attention_states.Floats(block.groups * kernels.StateSize(a, block.count));
+      AttendBlock(block, 0, a.keys, next, states);
+      StoreBlock(block, states);
+      return;
+    }
+    const int64_t begin = unit % parts * kAttentionPart;
+    AttendBlock(block, begin, std::min(a.keys, begin + kAttentionPart), next,
+                split + unit * StateSize());
   }
 
   /*! \brief Add up the parts of each block, and store its rows. */
   void Finish() const {
     const Attention& a = batch.each;
-    const int64_t size = StateSize();
-    float* const own = attention_scratch.Floats(kernels.ScratchSize(a, block_rows));
-    for (int64_t block = 0; block < units / parts; ++block) {
-      float* const state = split + block * parts * size;
-      const int64_t first = block % blocks * block_rows;
-      const int64_t count = std::min(block_rows, rows - first);
+    for (int64_t index = 0; index < blocks; ++index) {
+      const Block block = BlockAt(index);
+      float* const states = split + index * parts * StateSize();
+      const int64_t size = kernels.StateSize(a, block.count);
       for (int64_t part = 1; part < parts; ++part) {
-        kernels.add(a, count, state + part * size, state);
+        for (int64_t g = 0; g < block.groups; ++g) {
+          kernels.add(a, block.count, states + part * StateSize() + g * size, states + g * size);
+        }
       }
-      kernels.store(a, HeadOf(block / blocks), first, count, own, state);
+      StoreBlock(block, states);
     }
   }
 
-  int64_t StateSize() const { return kernels.StateSize(batch.each, block_rows); }
+  /*! \brief Return the floats of the states of a unit. */
+  int64_t StateSize() const { return groups * kernels.StateSize(batch.each, block_rows); }
 };
+
+/*! \brief Return whether the heads of a token's keys and values follow each other in memory. */
+bool HeadsFollowEachOther(const AttentionBatch& batch) {
+  const Attention& a = batch.each;
+  auto follow = [&](const AttentionStrides& strides, int64_t token, int64_t depth) {
+    return strides.group == depth && token >= depth * batch.groups;
+  };
+  return batch.groups > 1 && follow(batch.keys, a.key_stride, a.depth) &&
+         follow(batch.values, a.value_stride, a.value_depth);
+}
 
 }  // namespace
 
@@ -145,20 +212,24 @@ void Attend(const AttentionBatch& batch, const Threads& threads) {
     RunUnits(threads, bias.rows < 256 ? 1 : tasks, bias.units(), &bias);
     return Attend(bias.Added(), threads);
   }
-  // Larger blocks pack keys and values less often, and smaller ones occupy more threads.
-  int64_t block_rows = kernels.most_rows;
-  if (heads * (rows / block_rows) < 4 * tasks) block_rows = kernels.lanes;
-  const int64_t blocks = (rows + block_rows - 1) / block_rows;
-  AttentionJob job{batch, kernels, rows, block_rows, blocks, heads * blocks};
-  const int64_t parts = (a.keys + kAttentionPart - 1) / kAttentionPart;
-  Scratch memory;
-  if (tasks > 1 && job.units < 4 * tasks && parts > 1) {
-    job.parts = parts;
-    job.units *= parts;
-    job.split = memory.Floats(job.units * job.StateSize());
+  const int64_t parts = std::max<int64_t>((a.keys + kAttentionPart - 1) / kAttentionPart, 1);
+  int64_t block_rows = kernels.most_rows, groups = 1;
+  if (rows <= kernels.few_rows && HeadsFollowEachOther(batch)) {
+    // Blocks of many heads read memory faster, and those of few occupy more threads.
+    const int64_t shares =
+        tasks == 1 ? 1 : (4 * tasks + parts * batch.batches - 1) / (parts * batch.batches);
+    groups = std::clamp<int64_t>(batch.groups / shares, 1, kernels.most_groups);
   }
-  if (job.units < tasks) tasks = static_cast<int>(job.units);
-  RunUnits(threads, tasks, job.units, &job);
+  // Larger blocks pack keys and values less often, and smaller ones occupy more threads.
+  if (heads * (rows / block_rows) < 4 * tasks) block_rows = kernels.lanes;
+  AttentionJob job{batch, kernels, rows, block_rows, groups, tasks};
+  Scratch memory;
+  if (tasks > 1 && job.units() < 4 * tasks && parts > 1) {
+    job.parts = parts;
+    job.split = memory.Floats(job.units() * job.StateSize());
+  }
+  if (job.units() < tasks) tasks = static_cast<int>(job.units());
+  RunUnits(threads, tasks, job.units(), &job);
   if (job.split != nullptr) job.Finish();
 }
 

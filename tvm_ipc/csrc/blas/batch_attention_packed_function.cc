@@ -122,7 +122,7 @@ struct BatchJob {
     for (int64_t first = 0; first < shared; first += kernels.lanes) {
       const int64_t count = std::min(kernels.lanes, shared - first);
       kernels.attend_groups(a, heads.data(), number, later < units ? &next_head : nullptr, first,
-                            count, scratch, states);
+                            count, 0, a.keys, scratch, states);
       for (int64_t group = 0; group < number; ++group) {
         kernels.store(a, heads[group], first, count, scratch, states + group * state_size);
       }

@@ -87,7 +87,7 @@ struct Isa {
   /*! \brief Load four words of each of 16 rows, which are `stride` bytes apart, and transpose them.
    */
   template <typename Vector>
-  static inline void LoadTransposed(const char* from, int64_t stride, Vector* to) {
+  static inline void LoadFourWords(const char* from, int64_t stride, Vector* to) {
     // Loads put the rows into all quarters, which is faster than moving them afterwards.
     auto rows = [&](int i) {
       auto row = [&](int q) {
@@ -107,6 +107,13 @@ struct Isa {
     to[1] = (Vector)_mm512_maskz_shuffle_ps(kAll, ab, cd, 0xee);
     to[2] = (Vector)_mm512_maskz_shuffle_ps(kAll, ab_high, cd_high, 0x44);
     to[3] = (Vector)_mm512_maskz_shuffle_ps(kAll, ab_high, cd_high, 0xee);
+  }
+  template <typename Vector>
+  static inline void LoadTransposed(Vector* rows, const char* from, int64_t stride) {
+    for (int64_t i = 0; i < kLanes; ++i) {
+      __builtin_memcpy(rows + i, from + i * stride, sizeof(Vector));
+    }
+    Transpose(rows);
   }
   static inline float Sum(__m512 v) {
     typedef float F32 __attribute__((vector_size(64)));

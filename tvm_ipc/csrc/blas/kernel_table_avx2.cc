@@ -66,26 +66,44 @@ struct Isa {
   }
   template <typename Vector>
   static inline void Transpose(Vector* rows) {
-    __m256 t[8], u[8];
-    for (int i = 0; i < 8; i += 2) {
-      t[i] = _mm256_unpacklo_ps((__m256)rows[i], (__m256)rows[i + 1]);
-      t[i + 1] = _mm256_unpackhi_ps((__m256)rows[i], (__m256)rows[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4) {
-      u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-      u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-      u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-      u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-    }
     for (int i = 0; i < 4; ++i) {
-      rows[i] = (Vector)_mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
-      rows[i + 4] = (Vector)_mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+      const __m256 low = (__m256)rows[i], high = (__m256)rows[i + 4];
+      rows[i] = (Vector)_mm256_permute2f128_ps(low, high, 0x20);
+      rows[i + 4] = (Vector)_mm256_permute2f128_ps(low, high, 0x31);
+    }
+    TransposeHalves(rows);
+  }
+  template <typename Vector>
+  static inline void LoadTransposed(Vector* rows, const char* from, int64_t stride) {
+    // Loading halves takes no shuffles.
+    for (int i = 0; i < 4; ++i) {
+      const char *low = from + i * stride, *high = low + 4 * stride;
+      for (int half = 0; half < 2; ++half) {
+        rows[i + 4 * half] = (Vector)_mm256_insertf128_ps(
+            _mm256_castps128_ps256(_mm_loadu_ps(reinterpret_cast<const float*>(low) + 4 * half)),
+            _mm_loadu_ps(reinterpret_cast<const float*>(high) + 4 * half), 1);
+      }
+    }
+    TransposeHalves(rows);
+  }
+  /*! \brief Transpose the 4 x 4 floats in each half of the first and of the last four rows. */
+  template <typename Vector>
+  static inline void TransposeHalves(Vector* rows) {
+    for (int i = 0; i < 8; i += 4) {
+      const __m256 a = _mm256_unpacklo_ps((__m256)rows[i], (__m256)rows[i + 1]);
+      const __m256 b = _mm256_unpackhi_ps((__m256)rows[i], (__m256)rows[i + 1]);
+      const __m256 c = _mm256_unpacklo_ps((__m256)rows[i + 2], (__m256)rows[i + 3]);
+      const __m256 d = _mm256_unpackhi_ps((__m256)rows[i + 2], (__m256)rows[i + 3]);
+      rows[i] = (Vector)_mm256_shuffle_ps(a, c, 0x44);
+      rows[i + 1] = (Vector)_mm256_shuffle_ps(a, c, 0xee);
+      rows[i + 2] = (Vector)_mm256_shuffle_ps(b, d, 0x44);
+      rows[i + 3] = (Vector)_mm256_shuffle_ps(b, d, 0xee);
     }
   }
   /*! \brief Load four words of each of eight rows, which are `stride` bytes apart, and transpose
    *         them. */
   template <typename Vector>
-  static inline void LoadTransposed(const char* from, int64_t stride, Vector* to) {
+  static inline void LoadFourWords(const char* from, int64_t stride, Vector* to) {
     // Loads put the rows into both halves, which is faster than moving them afterwards.
     // A second pointer, so that the offsets of the rows need no more registers than there are.
     const char* fifth = from + 4 * stride;

@@ -12,9 +12,10 @@
  *   WidenHalf, NarrowHalf            convert float16 to float32, and back to nearest even
  *   WidenBrain, Lower                convert bfloat16 to float32; take the lower halves of words
  *   Sum                              add the lanes
+ *   Transpose                        transpose kLanes vectors of words in place
+ *   LoadTransposed                   the same for kLanes vectors in memory
  * With TVM_IPC_PACKED_KERNELS also:
- *   Transpose                        transpose kLanes vectors of 32-bit elements in place
- *   LoadTransposed                   load four words of kLanes rows and transpose them
+ *   LoadFourWords                    load four words of kLanes rows and transpose them
  *   WidenHalves                      convert the lower and the upper halves of words from float16
  */
 #ifndef TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_

@@ -51,6 +51,24 @@ struct Isa {
     U32 number = (U32)(v == v);
     return Lower((SoftNarrowHalf<F32, I32, U32>(v) & number) | (0x7e00u & ~number));
   }
+  template <typename Vector>
+  static inline void Transpose(Vector* rows) {
+    const Vector t0 = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
+    const Vector t1 = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
+    const Vector t2 = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
+    const Vector t3 = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
+    rows[0] = __builtin_shufflevector(t0, t2, 0, 1, 4, 5);
+    rows[1] = __builtin_shufflevector(t0, t2, 2, 3, 6, 7);
+    rows[2] = __builtin_shufflevector(t1, t3, 0, 1, 4, 5);
+    rows[3] = __builtin_shufflevector(t1, t3, 2, 3, 6, 7);
+  }
+  template <typename Vector>
+  static inline void LoadTransposed(Vector* rows, const char* from, int64_t stride) {
+    for (int64_t i = 0; i < kLanes; ++i) {
+      __builtin_memcpy(rows + i, from + i * stride, sizeof(Vector));
+    }
+    Transpose(rows);
+  }
   static inline float Sum(F32 v) { return (v[0] + v[1]) + (v[2] + v[3]); }
 };
 

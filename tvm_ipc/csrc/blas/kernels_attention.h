@@ -15,15 +15,13 @@
 #ifndef TVM_IPC_BLAS_KERNELS_ATTENTION_H_
 #define TVM_IPC_BLAS_KERNELS_ATTENTION_H_
 
-#include "blas/kernels_attention_block.h"
+#include "blas/kernels_attention_few_rows.h"
 
 namespace tvm_ipc {
 namespace {
 
 /*! \brief Groups of kBlockLanes rows for which keys and values are packed once. */
 constexpr int64_t kGroupBlocks = 4;
-/*! \brief Heads of keys that AttendGroups takes turns with. */
-constexpr int64_t kMostGroups = 8;
 
 /*! \brief The rows of a call, as blocks that share packed keys and values. */
 template <typename Terms>
@@ -31,7 +29,6 @@ struct AttentionGroup {
   Attention a;
   AttentionHead head;
   int64_t blocks;
-  bool few;  // rows, for AttendFewRows
   AttentionRows rows[kGroupBlocks];
   float *queries, *keys, *values;
 
@@ -42,19 +39,11 @@ struct AttentionGroup {
     a = attention;
     head = of_head;
     blocks = (count + kBlockLanes - 1) / kBlockLanes;
-    few = Terms::kTransposesKeys && count <= kFewAttentionRows;
     queries = for_queries;
     keys = for_keys;
     values = keys + a.depth * kAttentionKeys;
     const int64_t terms = (a.depth + Terms::kTerms - 1) / Terms::kTerms;
     const int64_t element = AttentionSize(a.type);
-    if (few) {
-      rows[0].Set(a, head, first, count);
-      for (int64_t r = 0; r < count; ++r) {
-        Terms::PackRow(a.type, queries + r * terms, Query(first + r), a.depth);
-      }
-      return;
-    }
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t from = first + b * kBlockLanes;
       rows[b].Set(a, head, from, Smaller(count - b * kBlockLanes, kBlockLanes));
@@ -72,19 +61,8 @@ struct AttentionGroup {
   }
 
   static constexpr int64_t kPrefetched = 8;
-  const char* Query(int64_t row) const {
-    const int64_t at = row / a.queries * a.query_head + row % a.queries * a.query_stride;
-    return head.queries + at * AttentionSize(a.type);
-  }
-
+  const char* Query(int64_t row) const { return QueryAt(a, head, row); }
   float* QueriesOf(int64_t block) const { return queries + block * a.depth * kBlockLanes; }
-
-  const float* PackedKeys(const char* from, int64_t number) const {
-    if constexpr (Terms::kTransposesKeys) {
-      if (few) return Terms::TransposeKeys(keys, from, a.key_stride, number, a.depth);
-    }
-    return Terms::PackKeys(a.type, keys, from, a.key_stride, number, a.depth);
-  }
 
   void Clear(float* states) const {
     for (int64_t b = 0; b < blocks; ++b) {
@@ -92,29 +70,22 @@ struct AttentionGroup {
     }
   }
 
-  /*! \brief Attend to the block of keys from `key` to kAttentionKeys later, or `end`, and meanwhile
-   *         prefetch others. */
-  void AttendKeys(int64_t key, int64_t end, float* states, AttentionFetch* fetch) const {
-    const int64_t size = AttentionStateSize(a.value_depth);
+  /*! \brief Attend to the block of keys from `key` to kAttentionKeys later, or `end`. */
+  void AttendKeys(int64_t key, int64_t end, float* states) const {
+    const int64_t size = AttentionStateSize(a.value_depth), element = AttentionSize(a.type);
     const int64_t number = Smaller(end - key, kAttentionKeys);
     const float *of_keys = nullptr, *of_values = nullptr;
     for (int64_t b = 0; b < blocks; ++b) {
       const BlockMask mask(rows[b], key, number);
       if (mask.count == 0) continue;
       if (of_keys == nullptr) {
-        const int64_t element = AttentionSize(a.type);
-        of_keys = PackedKeys(head.keys + key * a.key_stride * element, number);
-        fetch->Next();
+        of_keys = Terms::PackKeys(a.type, keys, head.keys + key * a.key_stride * element,
+                                  a.key_stride, number, a.depth);
         of_values = Terms::PackValues(a.type, values, head.values + key * a.value_stride * element,
                                       a.value_stride, number, a.value_depth);
-        fetch->Next();
       }
       const AttentionState state(states + b * size);
-      if (few) {
-        if constexpr (Terms::kTransposesKeys) {
-          AttendFewRows<Terms>(a, rows[b], mask, key, queries, of_keys, of_values, state, fetch);
-        }
-      } else if (rows[b].count <= kLanes) {
+      if (rows[b].count <= kLanes) {
         AttendBlock<Terms, 1>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
       } else {
         AttendBlock<Terms, 2>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
@@ -122,18 +93,9 @@ struct AttentionGroup {
     }
   }
 
-  /*! \brief Finish the states of a part of the keys. */
-  void Finish(float* states) const {
-    if (few) AttentionState(states).SeparateRows(rows[0].count, a.value_depth, values);
-  }
-
   void AttendPart(int64_t begin, int64_t end, float* states) const {
     Clear(states);
-    AttentionFetch nothing{};
-    for (int64_t key = begin; key < end; key += kAttentionKeys) {
-      AttendKeys(key, end, states, &nothing);
-    }
-    Finish(states);
+    for (int64_t key = begin; key < end; key += kAttentionKeys) AttendKeys(key, end, states);
   }
 };
 
@@ -159,63 +121,55 @@ void AddAttention(const Attention& a, int64_t count, const float* later_states, 
   }
 }
 
-template <typename Terms>
-void AttendRows(const Attention& a, const AttentionHead& head, int64_t first, int64_t count,
-                int64_t begin, int64_t end, float* scratch, float* states) {
-  AttentionGroup<Terms> group;
-  group.Set(a, head, first, count, scratch, scratch + a.depth * kGroupBlocks * kBlockLanes);
-  float* const later = group.values + a.value_depth * kAttentionKeys;
+/*! \brief Attend to the keys [begin, end) a part at a time; `attend` computes the states of one. */
+template <typename Attend>
+void AttendParts(const Attention& a, int64_t groups, int64_t count, int64_t begin, int64_t end,
+                 float* states, float* later, Attend attend) {
+  const int64_t size = (count + kBlockLanes - 1) / kBlockLanes * AttentionStateSize(a.value_depth);
   for (int64_t part = begin; part == begin || part < end; part += kAttentionPart) {
-    const int64_t stop = Smaller(end, part + kAttentionPart);
-    group.AttendPart(part, stop, part == begin ? states : later);
-    if (part != begin) AddAttention(a, count, later, states);
+    float* const own = part == begin ? states : later;
+    attend(part, Smaller(end, part + kAttentionPart), own);
+    if (part == begin) continue;
+    for (int64_t g = 0; g < groups; ++g) AddAttention(a, count, own + g * size, states + g * size);
   }
 }
 
 template <typename Terms>
 void AttendGroups(const Attention& a, const AttentionHead* heads, int64_t groups,
-                  const AttentionHead* next, int64_t first, int64_t count, float* scratch,
-                  float* states) {
-  AttentionGroup<Terms> all[kMostGroups];
-  const int64_t size = AttentionStateSize(a.value_depth), element = AttentionSize(a.type);
+                  const AttentionHead* next, int64_t first, int64_t count, int64_t begin,
+                  int64_t end, float* scratch, float* states) {
+  const int64_t size = AttentionStateSize(a.value_depth);
   float* const for_keys = scratch + groups * a.depth * kBlockLanes;
   float* const later = for_keys + (a.depth + a.value_depth) * kAttentionKeys;
+  if (count <= kMostFewRows) {
+    const FewRowHeads<Terms> few(a, heads, groups, first, count, scratch);
+    AttendParts(a, groups, count, begin, end, states, later,
+                [&](int64_t part, int64_t stop, float* own) {
+                  const bool last = stop == end;
+                  few.AttendPart(part, stop, own, for_keys, last ? next : heads, last ? 0 : stop);
+                });
+    return;
+  }
   for (int64_t g = 0; g < groups; ++g) {
-    float* const for_queries = scratch + g * a.depth * kBlockLanes;
-    all[g].Set(a, heads[g], first, count, for_queries, for_keys);
+    AttentionGroup<Terms> group;
+    group.Set(a, heads[g], first, count, scratch, for_keys);
+    AttendParts(a, 1, count, begin, end, states + g * size, later,
+                [&](int64_t part, int64_t stop, float* own) { group.AttendPart(part, stop, own); });
   }
-  const int64_t key_stride = a.key_stride * element, value_stride = a.value_stride * element;
-  const int64_t key_bytes = heads[groups - 1].keys - heads[0].keys + a.depth * element;
-  const int64_t value_bytes = heads[groups - 1].values - heads[0].values + a.value_depth * element;
-  for (int64_t part = 0; part == 0 || part < a.keys; part += kAttentionPart) {
-    const int64_t stop = Smaller(a.keys, part + kAttentionPart);
-    float* const own = part == 0 ? states : later;
-    for (int64_t g = 0; g < groups; ++g) all[g].Clear(own + g * size);
-    for (int64_t key = part; key < stop; key += kAttentionKeys) {
-      const int64_t after = key + kAttentionKeys, from = after < a.keys ? after : 0;
-      const AttentionHead* ahead = after < a.keys ? heads : next;
-      for (int64_t g = 0; g < groups; ++g) {
-        // All heads of a token are one piece of memory, which is faster to read than parts of it.
-        AttentionFetch fetch{};
-        if (ahead != nullptr) {
-          const int64_t share = kAttentionKeys * g / groups;
-          fetch = {ahead->keys + (from + share) * key_stride,
-                   ahead->values + (from + share) * value_stride,
-                   key_stride,
-                   value_stride,
-                   key_bytes,
-                   value_bytes,
-                   kAttentionKeys * (g + 1) / groups - share};
-        }
-        all[g].AttendKeys(key, stop, own + g * size, &fetch);
-        while (fetch.tokens > 0) fetch.Next();
-      }
-    }
-    for (int64_t g = 0; g < groups; ++g) {
-      all[g].Finish(own + g * size);
-      if (part != 0) AddAttention(a, count, own + g * size, states + g * size);
-    }
+}
+
+template <typename Terms>
+void AttendRows(const Attention& a, const AttentionHead& head, int64_t first, int64_t count,
+                int64_t begin, int64_t end, float* scratch, float* states) {
+  if (count <= kMostFewRows) {
+    AttendGroups<Terms>(a, &head, 1, nullptr, first, count, begin, end, scratch, states);
+    return;
   }
+  AttentionGroup<Terms> group;
+  group.Set(a, head, first, count, scratch, scratch + a.depth * kGroupBlocks * kBlockLanes);
+  float* const later = group.values + a.value_depth * kAttentionKeys;
+  AttendParts(a, 1, count, begin, end, states, later,
+              [&](int64_t part, int64_t stop, float* own) { group.AttendPart(part, stop, own); });
 }
 
 void StoreRows(const Attention& a, const AttentionHead& head, int64_t first, int64_t count,
@@ -249,10 +203,11 @@ void StoreRows(const Attention& a, const AttentionHead& head, int64_t first, int
 
 template <typename Terms>
 constexpr AttentionKernels MakeAttentionKernels() {
-  return {kBlockLanes,  kGroupBlocks * kBlockLanes,
-          ClassifyBias, AttendRows<Terms>,
-          AddAttention, StoreRows,
-          kMostGroups,  AttendGroups<Terms>};
+  return {kBlockLanes,        kGroupBlocks * kBlockLanes,
+          ClassifyBias,       AttendRows<Terms>,
+          AddAttention,       StoreRows,
+          kMostGroups,        kMostFewRows,
+          AttendGroups<Terms>};
 }
 
 }  // namespace

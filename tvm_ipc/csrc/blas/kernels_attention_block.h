@@ -19,8 +19,6 @@ constexpr int kAttentionTile = Isa::kBytes == 64 ? 8 : 4;
 struct WidenedAttention {
   /*! \brief The elements of an operand that are multiplied and added at once. */
   static constexpr int64_t kTerms = 1;
-  /*! \brief Whether there is TransposeKeys, so that lanes are keys for few rows. */
-  static constexpr bool kTransposesKeys = false;
   static TVM_IPC_INLINE Floats Broadcast(const float* p) { return Splat(*p); }
   static TVM_IPC_INLINE Floats Add(Floats sum, Floats a, Floats b) { return sum + a * b; }
   /*! \brief Store a query: terms that follow each other are along the depth. */
@@ -296,124 +294,6 @@ void AttendBlock(const Attention& a, const AttentionRows& rows, const BlockMask&
     AttentionMatmul<Terms, kVectors, true>(values, 1, a.value_depth, a.value_depth, steps, scores,
                                            1.0f, state.sums);
   }
-}
-
-/*!
- * \brief Tokens whose keys and values are prefetched while others are computed: a few lines at a
- *        time, because loads wait while as many lines are on their way as the processor can track.
- */
-struct AttentionFetch {
-  const char *keys, *values;
-  int64_t key_stride, value_stride, key_bytes, value_bytes;
-  int64_t tokens = 0;
-
-  /*! \brief Prefetch one token, if there is one. */
-  TVM_IPC_INLINE void Next() {
-    if (tokens == 0) return;
-    for (int64_t i = 0; i < key_bytes; i += 64) __builtin_prefetch(keys + i, 0, 2);
-    for (int64_t i = 0; i < value_bytes; i += 64) __builtin_prefetch(values + i, 0, 2);
-    keys += key_stride;
-    values += value_stride;
-    --tokens;
-  }
-};
-
-/*!
- * \brief AttendBlock for kRows rows, with the same bits; lanes are keys. `queries` has the packed
- *        queries of one row after another, and keys are transposed, in rows of kAttentionKeys. The
- *        sums of values are one row after another; `SeparateRows` brings them into the lanes.
- */
-template <typename Terms, int kRows>
-void AttendFewRows(const Attention& a, const AttentionRows& rows, const BlockMask& mask,
-                   int64_t key, const float* queries, const float* keys, const float* values,
-                   AttentionState state, AttentionFetch* fetch) {
-  constexpr int kVectors = kAttentionKeys / kLanes;
-  alignas(Isa::kBytes) float scores[kRows * kAttentionKeys], top[kLanes], sums[kLanes] = {};
-  alignas(Isa::kBytes) float factors[kLanes], packed[kRows * kAttentionKeys];
-  auto load = [](const float* p) { return Format<kFloat32>::Load((const char*)p); };
-  auto store = [](float* p, Floats v) { Format<kFloat32>::Store((char*)p, v); };
-  const int64_t terms = (a.depth + Terms::kTerms - 1) / Terms::kTerms, count = mask.count;
-  const float scale = a.softcap > 0 ? a.scale : a.scale * kLog2E;
-  Floats dots[kRows][kVectors] = {};
-  for (int64_t k = 0; k < terms; ++k) {
-    Floats of_keys[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) of_keys[v] = load(keys + k * kAttentionKeys + v * kLanes);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const Floats query = Terms::Broadcast(queries + r * terms + k);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) dots[r][v] = Terms::Add(dots[r][v], of_keys[v], query);
-    }
-  }
-  fetch->Next();
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      Floats score = dots[r][v] * scale;
-      if (a.softcap > 0) score = Tanh(score / a.softcap) * (a.softcap * kLog2E);
-      store(scores + r * kAttentionKeys + v * kLanes, score);
-    }
-  }
-  mask.ApplyToRows(a, rows, key, scores);
-  // Lanes of `top`, `sums` and `factors` are rows; those without a row keep the state of no keys.
-  const Floats lowest = Splat(-__builtin_inff()), zero = {};
-  const Floats before = load(state.most);
-  store(top, before);
-  for (int r = 0; r < kRows; ++r) {
-    Floats most = load(scores + r * kAttentionKeys);
-    for (int v = 1; v < kVectors; ++v) {
-      const Floats score = load(scores + r * kAttentionKeys + v * kLanes);
-      most = score > most ? score : most;
-    }
-    for (int i = 0; i < kLanes; ++i) top[r] = most[i] > top[r] ? most[i] : top[r];
-  }
-  fetch->Next();
-  const Floats from = load(top) == lowest ? zero : load(top);
-  for (int r = 0; r < kRows; ++r) {
-    float* const row = scores + r * kAttentionKeys;
-    for (int v = 0; v < kVectors; v += Terms::kTerms) {
-      Floats weights[Terms::kTerms];
-      for (int64_t i = 0; i < Terms::kTerms; ++i) {
-        weights[i] = Exp2OrZero(load(row + (v + i) * kLanes) - Splat(from[r]));
-        store(row + (v + i) * kLanes, weights[i]);
-      }
-      Terms::StoreWeightsOfKeys(packed + r * kAttentionKeys + v / Terms::kTerms * kLanes, weights);
-    }
-  }
-  fetch->Next();
-  for (int64_t t = 0; t < count; ++t) {
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) sums[r] += scores[r * kAttentionKeys + t];
-  }
-  const Floats factor = Exp2OrZero(before - from);
-  store(state.most, load(top));
-  store(state.total, load(state.total) * factor + load(sums));
-  store(factors, factor);
-  if (AnyLane(~(Ints)(before == load(top)))) {
-    for (int r = 0; r < kRows; ++r) {
-      float* const row = state.sums + r * a.value_depth;
-      for (int64_t i = 0; i < a.value_depth; ++i) row[i] *= factors[r];
-    }
-  }
-  fetch->Next();
-  const int64_t steps = (count + Terms::kTerms - 1) / Terms::kTerms;
-  for (int r = 0; r < kRows; ++r) {
-    AddValuesOfRow<Terms, 1>(values, a.value_depth, steps, packed + r * kAttentionKeys,
-                             state.sums + r * a.value_depth);
-    fetch->Next();
-  }
-}
-
-template <typename Terms>
-void AttendFewRows(const Attention& a, const AttentionRows& rows, const BlockMask& mask,
-                   int64_t key, const float* queries, const float* keys, const float* values,
-                   AttentionState state, AttentionFetch* fetch) {
-  static_assert(kFewAttentionRows == 4, "of which there are cases");
-  auto* const attend = rows.count == 1   ? AttendFewRows<Terms, 1>
-                       : rows.count == 2 ? AttendFewRows<Terms, 2>
-                       : rows.count == 3 ? AttendFewRows<Terms, 3>
-                                         : AttendFewRows<Terms, 4>;
-  attend(a, rows, mask, key, queries, keys, values, state, fetch);
 }
 
 }  // namespace

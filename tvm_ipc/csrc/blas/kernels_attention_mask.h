@@ -144,6 +144,7 @@ struct BlockMask {
   bool add_bias = false;
   alignas(Isa::kBytes) int32_t begin[kBlockLanes], end[kBlockLanes];
 
+  BlockMask() = default;
   BlockMask(const AttentionRows& rows, int64_t key, int64_t keys) {
     if (key >= rows.all_begin && key + keys <= rows.all_end) {
       count = keys;

@@ -145,15 +145,17 @@ struct AttentionKernels {
                 float* scratch, float* state);
   /*! \brief The most heads of keys of a call of `attend_groups`. */
   int64_t most_groups;
+  /*! \brief The most rows of heads that `attend_groups` reads in the order of memory. */
+  int64_t few_rows;
   /*!
-   * \brief Compute the states of up to `lanes` rows, all keys, and several heads of keys, which are
-   *        close together in memory and have a state of StateSize floats each. The heads take turns
-   *        with each block of keys, and prefetch the next one; at last that of `next`, the first
-   *        head of the keys that are needed afterwards, or nullptr.
+   * \brief Compute the states of up to `lanes` rows, the keys [begin, end) and several heads of
+   *        keys, which have a state of StateSize floats each. If heads of up to `few_rows` rows are
+   *        side by side in memory, it is read in order. At last the keys of `next`, the first head
+   *        of those that are needed afterwards, are prefetched, if it is not nullptr.
    */
   void (*attend_groups)(const Attention& a, const AttentionHead* heads, int64_t groups,
-                        const AttentionHead* next, int64_t first, int64_t count, float* scratch,
-                        float* states);
+                        const AttentionHead* next, int64_t first, int64_t count, int64_t begin,
+                        int64_t end, float* scratch, float* states);
 
   int64_t StateSize(const Attention& a, int64_t count) const {
     return (count + lanes - 1) / lanes * lanes * (a.value_depth + 2);

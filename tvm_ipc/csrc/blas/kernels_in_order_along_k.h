@@ -24,7 +24,7 @@ namespace {
 /*! \brief The least prefetch distance of each stream, in bytes. */
 constexpr int64_t kInOrderAhead = 512;
 
-/*! \brief Words of each column that Isa::LoadTransposed loads. */
+/*! \brief Words of each column that Isa::LoadFourWords loads. */
 constexpr int kLoadWords = 4;
 
 /*! \brief Weights of one type, in words of 32 bits. */
@@ -86,7 +86,7 @@ TVM_IPC_INLINE void AddRuns(const InOrderRun* runs, int64_t lane, int64_t ldx, i
 #pragma GCC unroll 8
     for (int c = 0; c < kRuns; ++c) {
       Words words[kLoadWords];
-      Isa::LoadTransposed(w[c] + i * Weight::kSize, lane, words);
+      Isa::LoadFourWords(w[c] + i * Weight::kSize, lane, words);
 #pragma GCC unroll 4
       for (int q = 0; q < kLoadWords; ++q) {
         Floats weights[kPerWord];
@@ -116,14 +116,14 @@ void AddRest(const InOrderRun& run, int64_t lane, int64_t ldx, int64_t rest, Flo
   const char* end = run.w + run.steps * Weight::kSize;
   Words words[kLoadWords];
   if (run.before + run.steps >= Weight::kSteps) {
-    Isa::LoadTransposed(end - kBytes, lane, words);
+    Isa::LoadFourWords(end - kBytes, lane, words);
   } else {
     const int64_t bytes = (run.before + run.steps) * Weight::kSize;
     char copy[kLanes][kBytes] = {};
     for (int64_t q = 0; q < kLanes; ++q) {
       __builtin_memcpy(copy[q] + kBytes - bytes, end - bytes + q * lane, bytes);
     }
-    Isa::LoadTransposed(copy[0], kBytes, words);
+    Isa::LoadFourWords(copy[0], kBytes, words);
   }
   Floats weights[Weight::kSteps];
 #pragma GCC unroll 4
