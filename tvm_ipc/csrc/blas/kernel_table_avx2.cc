@@ -82,6 +82,10 @@ struct Isa {
       rows[i + 4] = (Vector)_mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
     }
   }
+  template <typename Vector>
+  static inline Vector Fma(Vector a, Vector b, Vector sum) {
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+  }
   /*! \brief Load four words of each of eight rows, which are `stride` bytes apart, and transpose
    *         them. */
   template <typename Vector>

@@ -11,6 +11,7 @@
  *   Load32Part, Store32Part          the same for float32
  *   WidenHalf, NarrowHalf            convert float16 to float32, and back to nearest even
  *   WidenBrain, Lower                convert bfloat16 to float32; take the lower halves of words
+ *   Fma                              a * b + sum, rounded once where the processor has that
  *   Sum                              add the lanes
  * With TVM_IPC_PACKED_KERNELS also:
  *   Transpose                        transpose kLanes vectors of 32-bit elements in place
@@ -30,7 +31,8 @@
 namespace tvm_ipc {
 namespace {
 
-#define TVM_IPC_SKINNY(type) {Axpy<type, 1>, Axpy<type, 2>, Axpy<type, 3>, Axpy<type, 4>}
+#define TVM_IPC_SKINNY(type) \
+  { Axpy<type, 1>, Axpy<type, 2>, Axpy<type, 3>, Axpy<type, 4> }
 
 constexpr BlasKernels MakeBlasKernels(const char* name) {
   return BlasKernels{

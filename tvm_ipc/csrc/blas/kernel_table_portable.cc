@@ -51,6 +51,7 @@ struct Isa {
     U32 number = (U32)(v == v);
     return Lower((SoftNarrowHalf<F32, I32, U32>(v) & number) | (0x7e00u & ~number));
   }
+  static inline F32 Fma(F32 a, F32 b, F32 sum) { return a * b + sum; }
   static inline float Sum(F32 v) { return (v[0] + v[1]) + (v[2] + v[3]); }
 };
 
