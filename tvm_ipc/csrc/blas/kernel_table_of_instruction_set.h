@@ -31,8 +31,7 @@
 namespace tvm_ipc {
 namespace {
 
-#define TVM_IPC_SKINNY(type) \
-  { Axpy<type, 1>, Axpy<type, 2>, Axpy<type, 3>, Axpy<type, 4> }
+#define TVM_IPC_SKINNY(type) {Axpy<type, 1>, Axpy<type, 2>, Axpy<type, 3>, Axpy<type, 4>}
 
 constexpr BlasKernels MakeBlasKernels(const char* name) {
   return BlasKernels{

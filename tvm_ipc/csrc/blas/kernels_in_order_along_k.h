@@ -248,11 +248,9 @@ void InOrder(const float* x, int64_t ldx, Weights weights, const Parts& parts, i
   InOrderColumns<type, kRows>{x, ldx, weights, parts, 1, y + j, ldy}.Run();
 }
 
-#define TVM_IPC_IN_ORDER(type)                                                                \
-  {                                                                                           \
-    InOrder<type, 1>, InOrder<type, 2>, InOrder<type, 3>, InOrder<type, 4>, InOrder<type, 5>, \
-        InOrder<type, 6>, InOrder<type, 7>, InOrder<type, 8>                                  \
-  }
+#define TVM_IPC_IN_ORDER(type)                                             \
+  {InOrder<type, 1>, InOrder<type, 2>, InOrder<type, 3>, InOrder<type, 4>, \
+   InOrder<type, 5>, InOrder<type, 6>, InOrder<type, 7>, InOrder<type, 8>}
 
 }  // namespace
 }  // namespace tvm_ipc
