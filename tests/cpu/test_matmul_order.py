@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes  # noqa: F401  registers bfloat16 in NumPy
@@ -49,7 +50,7 @@ def test_workers_that_split_k(name: str, dtype: str) -> None:
                 np.testing.assert_array_equal(tree(sums), whole, f"{workers} workers")
 
         for turned in range(4):
-            pick(name, lambda turned=turned: whole_and_split(turned))
+            pick(name, partial(whole_and_split, turned))
 
 
 @pytest.mark.parametrize("name", PACKED)
@@ -60,15 +61,12 @@ def test_bits_depend_on_no_other_row_and_no_layout(name: str, dtype: str) -> Non
     whole = pick(name, lambda: in_parts(a, b, parts, 0))
     for rows in (*range(1, 41), 64, 129):
         for turned in (0, 2) if rows % 8 else range(4):
-            part = pick(name, lambda rows=rows, turned=turned: in_parts(a[:rows], b, parts, turned))
+            part = pick(name, partial(in_parts, a[:rows], b, parts, turned))
             np.testing.assert_array_equal(part, whole[:rows], f"{rows} rows, {turned}")
     for begin, end in ((0, 1), (1, 45), (7, 24), (3, 36)):
         part = np.ascontiguousarray(b[:, begin:end])
         for turned, rows in ((0, 1), (2, 1), (2, 7), (0, 129), (2, 129)):
-            found = pick(
-                name,
-                lambda part=part, turned=turned, rows=rows: in_parts(a[:rows], part, parts, turned),
-            )
+            found = pick(name, partial(in_parts, a[:rows], part, parts, turned))
             np.testing.assert_array_equal(found, whole[:rows, begin:end], f"{begin} to {end}")
 
 
@@ -76,9 +74,7 @@ def test_bits_depend_on_no_other_row_and_no_layout(name: str, dtype: str) -> Non
 def test_bits_are_those_of_every_instruction_set(dtype: str) -> None:
     a, b = random((40, 768), dtype), random((768, 50), dtype, 1)
     for rows in (1, 5, 40):
-        results = [
-            pick(name, lambda rows=rows: in_parts(a[:rows], b, 4, 2).tobytes()) for name in PACKED
-        ]
+        results = [pick(name, partial(in_parts, a[:rows], b, 4, 2)).tobytes() for name in PACKED]
         assert len(set(results)) <= 1
 
 
@@ -102,15 +98,10 @@ def test_steps_come_after_the_tree(name: str, out_dtype: str) -> None:
         a, b = random((m, k), "bfloat16"), random((k, n), "bfloat16", 1)
         bias, scale = random((n,), "float32", 2), random((m, n), "float32", 3)
         for turned in (0, 2):
-            sums = pick(name, lambda a=a, b=b, turned=turned: in_parts(a, b, 4, turned))
+            sums = pick(name, partial(in_parts, a, b, 4, turned))
             expected = (np.maximum(sums + bias, np.float32(0)) * scale).astype(out_dtype)
             options: dict[str, Any] = {"steps": steps, "out_dtype": out_dtype, "parts": 4}
-            found = pick(
-                name,
-                lambda a=a, b=b, turned=turned, rest=(bias, scale), options=options: multiply(
-                    a, b, *rest, turned=turned, **options
-                ),
-            )
+            found = pick(name, partial(multiply, a, b, bias, scale, turned=turned, **options))
             np.testing.assert_array_equal(found, expected)
 
 

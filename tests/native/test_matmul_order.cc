@@ -149,15 +149,15 @@ void CheckOrder(FloatType type, const Shape& shape) {
 }
 
 /*! \brief Check sums that are zeros of either sign, and products that are too small. */
-void CheckZeros(FloatType type) {
+void CheckZeros(FloatType type, double tiny) {
   for (int64_t parts : {1, 2, 4}) {
     for (int64_t m : {1, 3, 5, 40}) {
       Case test(type, {m, 8, 70, parts});
-      const double tiny = type == kFloat16 ? 0 : std::ldexp(1.0, -80);
       for (int64_t i = 0; i < m * 8; ++i) test.a.elements.Set(i, test.a.elements.values[i] = tiny);
       for (int64_t i = 0; i < 8 * 70; ++i) {
-        // A product of -2^-160 is a zero that is negative, unless it is added to another zero.
-        test.b.elements.Set(i, test.b.elements.values[i] = i % 5 == 0 ? tiny : -tiny);
+        // -2^-160 rounds to -0, also if it is added to +0. The products of 0 and -0.5 do not.
+        const double size = tiny == 0 ? 0.5 : tiny;
+        test.b.elements.Set(i, test.b.elements.values[i] = i % 5 == 0 ? size : -size);
       }
       for (bool turned : {false, true}) {
         test.Expect(false, turned);
@@ -247,7 +247,8 @@ int main() {
     ++kinds;
     for (FloatType type : {kFloat16, kBFloat16, kFloat32}) {
       for (const Shape& shape : shapes) CheckOrder(type, shape);
-      if (type != kFloat16) CheckZeros(type);
+      if (type != kFloat16) CheckZeros(type, std::ldexp(1.0, -80));
+      CheckZeros(type, 0);
       CheckSpecial(type);
     }
   }

@@ -233,7 +233,7 @@ class _ReshardInserter:
     ) -> None:
         """Raise an error if ranks add up unequal or interleaved parts of the inner dimension."""
         for index, workers in enumerate(self.mesh.axes.values()):
-            if not isinstance(resolved.results[0][index], Partial):
+            if not resolved.results or not isinstance(resolved.results[0][index], Partial):
                 continue
             for x, placements in zip(operands, resolved.operands, strict=True):
                 placement = placements[index]

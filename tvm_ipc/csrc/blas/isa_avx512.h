@@ -84,6 +84,10 @@ struct Isa {
       rows[i + 12] = (Vector)_mm512_maskz_shuffle_f32x4(kAll, t[i + 4], t[i + 12], 0xdd);
     }
   }
+  template <typename Vector>
+  static inline Vector Fma(Vector a, Vector b, Vector sum) {
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+  }
   /*! \brief Load four words of each of 16 rows, which are `stride` bytes apart, and transpose them.
    */
   template <typename Vector>

@@ -100,6 +100,10 @@ struct Isa {
       rows[i + 3] = (Vector)_mm256_shuffle_ps(b, d, 0xee);
     }
   }
+  template <typename Vector>
+  static inline Vector Fma(Vector a, Vector b, Vector sum) {
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+  }
   /*! \brief Load four words of each of eight rows, which are `stride` bytes apart, and transpose
    *         them. */
   template <typename Vector>

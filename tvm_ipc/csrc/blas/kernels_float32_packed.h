@@ -67,8 +67,8 @@ TVM_IPC_INLINE void AddSteps(const float* a, const float* b, int64_t ldb, int64_
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const Floats of_a = Splat(a[r * kPackedStride]);
-        left[r] += of_a * of_left;
-        right[r] += of_a * of_right;
+        left[r] = Isa::Fma(of_a, of_left, left[r]);
+        right[r] = Isa::Fma(of_a, of_right, right[r]);
       }
     }
   }

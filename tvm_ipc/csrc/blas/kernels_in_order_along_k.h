@@ -95,7 +95,8 @@ TVM_IPC_INLINE void AddRuns(const InOrderRun* runs, int64_t lane, int64_t ldx, i
         for (int h = 0; h < kPerWord; ++h) {
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
-            sums[c][r] += Splat(x[c][r * ldx + i + q * kPerWord + h]) * weights[h];
+            const Floats of_x = Splat(x[c][r * ldx + i + q * kPerWord + h]);
+            sums[c][r] = Isa::Fma(of_x, weights[h], sums[c][r]);
           }
         }
       }
@@ -129,7 +130,9 @@ void AddRest(const InOrderRun& run, int64_t lane, int64_t ldx, int64_t rest, Flo
 #pragma GCC unroll 4
   for (int q = 0; q < kLoadWords; ++q) Weight::Widen(words[q], weights + q * Weight::kPerWord);
   for (int64_t i = run.steps - rest, q = Weight::kSteps - rest; i < run.steps; ++i, ++q) {
-    for (int r = 0; r < kRows; ++r) sums[r] += Splat(run.x[r * ldx + i]) * weights[q];
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = Isa::Fma(Splat(run.x[r * ldx + i]), weights[q], sums[r]);
+    }
   }
 }
 
