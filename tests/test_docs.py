@@ -124,6 +124,12 @@ def test_the_page_of_hugging_face_runs(
     assert len(run_python(text).split()) == 16
 
 
+def test_the_page_of_determinism_runs(tmp_path: Path) -> None:
+    of_a_model, own = programs("determinism.md")  # the first is run in tests/models/hf
+    compile(of_a_model, "determinism.md", "exec")
+    run_program(own, tmp_path)
+
+
 #: Pages whose programs stand alone. Those of the guide to a compiler are in tests/end_to_end.
 PAGES = (
     "async_collectives.md",
@@ -141,6 +147,7 @@ OTHERS = {
     "bring_your_own_compiler.md",
     "coming_from.md",
     "contributing.md",
+    "determinism.md",
     "gpus.md",
     "hugging_face.md",
     "many_nodes.md",

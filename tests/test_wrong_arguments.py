@@ -205,6 +205,7 @@ def session_calls(session: Any) -> dict[str, Call]:
                 "session": [3, None, "session", tvm_ipc.Session, disco.ThreadedSession, ANYTHING],
                 "plan": [3, "", "best", b"auto", ["q_proj"], max, ANYTHING],
                 "dtype": [3, "", "int8", "float64", ["float32"], np.float32, ANYTHING],
+                "reproducible": FLAGS,
                 "progress": [3, None, "yes", ANYTHING],
             },
         ),
@@ -388,6 +389,7 @@ def compiler_calls() -> dict[str, Call]:
             spmd.declare_rule,
             {"name": "tests.declared", "axes": "n k, k m -> n m", "reduced": {"k": "sum"}},
         ),
+        "FixSumOrder": Call(cpu.FixSumOrder, {"world_size": 2}, {"world_size": workers}),
         "RequireWorkers": Call(
             transform.RequireWorkers,
             {"world_size": 2},
