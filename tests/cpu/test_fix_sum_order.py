@@ -247,6 +247,14 @@ def test_numbers_of_workers_that_do_not_have_whole_parts(k: int, workers: int, r
         FixSumOrder(workers)(mod)
 
 
+def test_functions_of_other_compilers_are_refused() -> None:
+    mod = module("""x: R.Tensor((4, 8), "float32")
+    z = R.exp(x)""")
+    mod["main"] = mod["main"].with_attr("Codegen", "theirs")
+    with pytest.raises(TransformError, match="main: the function: another compiler compiles it"):
+        FixSumOrder(1)(mod)
+
+
 def test_all_operators_are_named() -> None:
     lines = [f"y{i} = R.cumsum(x, axis=0)" for i in range(9)]
     text = "\n".join(['x: R.Tensor((4, 8), "float32")', *lines, "z = R.cumsum(x, axis=1)"])

@@ -15,7 +15,7 @@ from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.program_order import Step, linearize
 from tvm_ipc.analysis.uses import Uses
 from tvm_ipc.analysis.views_and_writes_of_calls import name_of_callee, operator_of
-from tvm_ipc.analysis.walk_and_rewrite_bindings import Edits, change_functions
+from tvm_ipc.analysis.walk_and_rewrite_bindings import Edits, belongs_to_others, change_functions
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs
 from tvm_ipc.comm.collective_relax_op import dtype_of, is_collective, make
 from tvm_ipc.cpu.blas.find_matmuls_with_epilogues import Matmul, find_matmuls
@@ -144,10 +144,14 @@ class _Function:
     world_size: int
     num_groups: int
     obstacles: list[Decision] = field(default_factory=list)
+    uses: Uses = field(init=False)
 
     def fixed(self) -> relax.Function:
         """Return the function with matmuls and sums in a fixed order."""
         function = self.module.functions[self.name]
+        if belongs_to_others(function):
+            self._refuse("the function", "another compiler compiles it, in an unknown order")
+            return function
         self.uses = Uses(linearize(self.name, function))
         matmuls = {
             matmul.bindings[0].var: matmul
@@ -160,7 +164,7 @@ class _Function:
             try:
                 found = self._check(step)
             except _RefusedError as reason:
-                self._refuse(step, str(reason))
+                self._refuse(_subject(step), str(reason))
             else:
                 if found is not None:
                     sums[found[0]] = found[1]
@@ -169,17 +173,12 @@ class _Function:
             try:
                 self._replace(matmul, sums.get(var), edits, builder)
             except _RefusedError as reason:
-                self._refuse(self.uses.bound[var], str(reason))
+                self._refuse(_subject(self.uses.bound[var]), str(reason))
         for variable in unused_permutations(list(matmuls.values())):
             edits.replace(variable, [])
         return function if self.obstacles else edits.apply(function)
 
-    def _refuse(self, step: Step, reason: str) -> None:
-        value = step.value
-        callee = name_of_callee(value.op)
-        if callee.startswith("relax.call_"):
-            callee = name_of_callee(value.args[0]) or name_of(value.args[0])
-        subject = f"{callee.removeprefix('relax.')} {name_of(step.var)}: {step.var.ty}"
+    def _refuse(self, subject: str, reason: str) -> None:
         decision = Decision(_NAME, self.name, subject, "refused", reason)
         note(decision)
         self.obstacles.append(decision)
@@ -301,6 +300,15 @@ class _Function:
         var = _wide_variable(step, value.ty)
         edits.replace(step.var, [relax.VarBinding(var, value)])
         return var
+
+
+def _subject(step: Step) -> str:
+    """Return the name of a call in a message."""
+    value = step.value
+    callee = name_of_callee(value.op)
+    if callee.startswith("relax.call_"):
+        callee = name_of_callee(value.args[0]) or name_of(value.args[0])
+    return f"{callee.removeprefix('relax.')} {name_of(step.var)}: {step.var.ty}"
 
 
 def _parts(matmul: Matmul, workers: int) -> int:

@@ -14,6 +14,7 @@ import tvm_ipc
 from tests.models.hf.checkpoints import saved
 from tvm_ipc.errors import ModelError, TransformError
 from tvm_ipc.models import Model
+from tvm_ipc.tools.run.generate_text_command import main
 
 #: All sizes can be shared by 8 workers; windows are shorter than the prompt.
 SIZES: dict[str, dict[str, Any]] = {
@@ -156,6 +157,24 @@ def test_what_is_refused(tmp_path: Path) -> None:
             tvm_ipc.models.load(tmp_path, session, reproducible=True)
         with pytest.raises(ModelError, match="a model in float16 is not reproducible"):
             tvm_ipc.models.load(tmp_path, session, dtype="float16", reproducible=True)
+
+
+def test_the_command_takes_the_option(tmp_path: Path) -> None:
+    """Three workers are refused because of it."""
+    saved(tmp_path, "Llama", **{**USUAL, "num_hidden_layers": 1})
+    options = [
+        str(tmp_path),
+        "--tokens",
+        "1,2",
+        "--workers",
+        "3",
+        "--threads",
+        "--max-new-tokens",
+        "1",
+    ]
+    assert main(options) == 0
+    with pytest.raises(TransformError, match=r"summed over 3 workers|ranks"):
+        main([*options, "--reproducible"])
 
 
 def test_sharded_experts_are_refused(tmp_path: Path) -> None:
