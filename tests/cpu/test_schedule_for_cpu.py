@@ -673,7 +673,7 @@ def test_functions_that_are_alike_are_scheduled_once(monkeypatch: pytest.MonkeyP
     calls = []
     original = schedule_for_cpu.schedule
     monkeypatch.setattr(
-        schedule_for_cpu, "schedule", lambda *given: calls.append(1) or original(*given)
+        schedule_for_cpu, "schedule", lambda *a, **b: calls.append(1) or original(*a, **b)
     )
     mod = lowered(module_of([("softmax", {"m": 3, "n": 5})] * 2, "float32"))
     names = [var for var, function in mod.functions_items() if isinstance(function, tirx.PrimFunc)]
