@@ -101,11 +101,15 @@ for compiled, places in ((tvm.compile(parallel.module, target="llvm"), 0), (prog
 @pytest.mark.parametrize(
     ("target", "options", "others"),
     [
-        ("llvm", {"async_collectives": True, "fuse_attention": True}, {"RewriteCUDAGraph"}),
+        (
+            "llvm",
+            {"async_collectives": True, "fuse_attention": True},
+            {"FixSumOrder", "RewriteCUDAGraph"},
+        ),
         (
             {"kind": "cuda", "arch": "sm_90"},
             {},
-            {"FuseAttention", "OffloadBLAS", "AsyncCollectives", "ScheduleForCPU"},
+            {"FixSumOrder", "FuseAttention", "OffloadBLAS", "AsyncCollectives", "ScheduleForCPU"},
         ),
     ],
 )

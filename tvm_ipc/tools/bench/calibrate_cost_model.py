@@ -155,7 +155,9 @@ class _CalibrationRun:
     def _blas_matmul(self, rows: int, inner: int, columns: int) -> float:
         self._progress(f"multiplying {rows} x {inner} by {inner} x {columns} with OpenBLAS")
         operands = self._operands(rows, inner, columns)
-        return self._least(MATMUL.name, [0, 0, 0, *operands, self._tensor((rows, columns), "out")])
+        return self._least(
+            MATMUL.name, [0, 0, 0, 0, *operands, self._tensor((rows, columns), "out")]
+        )
 
     def _collective(self, kind: str, size: int) -> float:
         self._progress(f"{kind} of {size} bytes from each worker")
