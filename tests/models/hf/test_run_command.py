@@ -211,7 +211,9 @@ def test_what_cannot_be_kept(
     """It runs, and is not said to be kept as well."""
     made = compile_cache.load_or_compile
     why = {"cached": False, "why_not_cached": "Read-only file system"}
-    monkeypatch.setattr(compile_cache, "load_or_compile", lambda *how: replace(made(*how), **why))
+    monkeypatch.setattr(
+        compile_cache, "load_or_compile", lambda *a, **b: replace(made(*a, **b), **why)
+    )
     _, err = run(capfd, trained[0], "--tokens", TOKENS, "--max-new-tokens", 2)
     assert "but not cached: Read-only file system; weights loaded" in err
     assert "loaded from the cache" not in err
