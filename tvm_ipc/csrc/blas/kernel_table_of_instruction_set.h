@@ -11,13 +11,9 @@
  *   Load32Part, Store32Part          the same for float32
  *   WidenHalf, NarrowHalf            convert float16 to float32, and back to nearest even
  *   WidenBrain, Lower                convert bfloat16 to float32; take the lower halves of words
- *   Fma                              a * b + sum, rounded once where the processor has that
  *   Sum                              add the lanes
  *   Transpose                        transpose kLanes vectors of words in place
  *   LoadTransposed                   the same for kLanes vectors in memory
- * With TVM_IPC_PACKED_KERNELS also:
- *   LoadFourWords                    load four words of kLanes rows and transpose them
- *   WidenHalves                      convert the lower and the upper halves of words from float16
  */
 #ifndef TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_
 #define TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_
