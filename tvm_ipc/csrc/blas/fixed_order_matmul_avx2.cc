@@ -12,10 +12,12 @@
  */
 #if defined(__x86_64__)
 #include "blas/isa_avx2.h"
-#include "blas/kernels_float_conversion.h"
+#include "blas/kernels_axpy_along_n.h"
 
 namespace tvm_ipc {
 namespace {
+
+static_assert(kLanes == kFixedOrderLanes, "a vector has the lanes of a part");
 
 /*! \brief Rows and columns of a tile, whose sums and operands fill the registers, and columns of a
  *         tile of one row: the cache lines requested at a time. */
@@ -241,11 +243,76 @@ void FixedOrderTiles(const FixedOrderBlock& block, float* levels, float* y, int6
   }
 }
 
+/*! \brief Columns per block of a matmul of one row, whose lanes stay in the L1 cache. */
+constexpr int64_t kFixedAxpyCols = 512;
+
+/*! \brief Add the lanes of `count` columns. Zeros follow the lanes from `rest` on if it is not 0.
+ */
+TVM_IPC_INLINE Floats SumLanes(const float* lanes, int64_t stride, int64_t rest) {
+  Floats l[kLanes];
+#pragma GCC unroll 8
+  for (int64_t q = 0; q < kLanes; ++q) {
+    l[q] = Format<kFloat32>::Load((const char*)(lanes + q * stride));
+    if (rest != 0 && q >= rest) l[q] += Floats{};  // +0 if it was -0
+  }
+  return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
+}
+
+/*! \brief Multiply kRows rows by weights that are contiguous along n. The elements of a lane of x
+ *         follow each other. */
+template <FloatType type, int kRows>
+void AxpyInFixedOrder(const float* x, int64_t ldx, Weights weights, const Parts& parts, int64_t n,
+                      float* y, int64_t ldy) {
+  constexpr int64_t kBlock = kFixedAxpyCols / kRows / kLanes * kLanes;
+  alignas(Isa::kBytes) float lanes[kLanes][kRows * kBlock];
+  alignas(Isa::kBytes) float levels[kFixedLevels][kRows * kBlock];
+  const int64_t stride = weights.ld * Format<type>::kSize, rest = parts.size % kLanes;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t cols = n - begin < kBlock ? n - begin : kBlock;
+    const char* w = weights.data + begin * Format<type>::kSize;
+    const float* of_x = x;
+    for (int64_t part = 0; part < parts.count; ++part, w += parts.size * stride) {
+      for (int64_t q = 0; q < kLanes; ++q) {
+        const int64_t deep = (parts.size - q + kLanes - 1) / kLanes;
+        if (deep > 0) {
+          AxpyStretch<type, kRows>(of_x, ldx, w + q * stride, kLanes * stride, deep, cols, lanes[q],
+                                   kBlock);
+        } else {
+          __builtin_memset(lanes[q], 0, sizeof(lanes[q]));
+        }
+        of_x += deep;
+      }
+      const int full = __builtin_ctzll(part + 1);
+      for (int64_t r = 0; r < kRows; ++r) {
+        for (int64_t j = 0; j < cols; j += kLanes) {
+          const int64_t at = r * kBlock + j;
+          Floats sum = SumLanes(lanes[0] + at, kRows * kBlock, rest);
+          for (int level = 0; level < full; ++level) {
+            sum += Format<kFloat32>::Load((const char*)(levels[level] + at));
+          }
+          if (part + 1 < parts.count) {
+            Format<kFloat32>::Store((char*)(levels[full] + at), sum);
+          } else if (cols - j >= kLanes) {
+            Format<kFloat32>::Store((char*)(y + r * ldy + begin + j), sum);
+          } else {
+            StorePart<kFloat32>((char*)(y + r * ldy + begin + j), sum, cols - j);
+          }
+        }
+      }
+    }
+  }
+}
+
+#define TVM_IPC_FIXED_AXPY(type)                                                    \
+  {AxpyInFixedOrder<type, 1>, AxpyInFixedOrder<type, 2>, AxpyInFixedOrder<type, 3>, \
+   AxpyInFixedOrder<type, 4>}
+
 }  // namespace
 
 constexpr FixedOrderKernels kFixedOrderKernels = {
     2 * kFixedTileRows,
     {FewRowsInFixedOrder<kFloat16>, FewRowsInFixedOrder<kBFloat16>, FewRowsInFixedOrder<kFloat32>},
+    {TVM_IPC_FIXED_AXPY(kFloat16), TVM_IPC_FIXED_AXPY(kBFloat16), TVM_IPC_FIXED_AXPY(kFloat32)},
     FixedOrderTiles,
     FixedLevelSize};
 

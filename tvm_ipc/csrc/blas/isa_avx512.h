@@ -86,6 +86,10 @@ struct Isa {
     }
     Transpose(rows);
   }
+  template <typename Vector>
+  static inline Vector Fma(Vector a, Vector b, Vector sum) {
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+  }
   static inline float Sum(__m512 v) {
     typedef float F32 __attribute__((vector_size(64)));
     F32 all = (F32)v;

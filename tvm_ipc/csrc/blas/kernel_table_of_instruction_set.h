@@ -11,6 +11,7 @@
  *   Load32Part, Store32Part          the same for float32
  *   WidenHalf, NarrowHalf            convert float16 to float32, and back to nearest even
  *   WidenBrain, Lower                convert bfloat16 to float32; take the lower halves of words
+ *   Fma                              a * b + sum, rounded once where the processor has that
  *   Sum                              add the lanes
  *   Transpose                        transpose kLanes vectors of words in place
  *   LoadTransposed                   the same for kLanes vectors in memory

@@ -69,6 +69,7 @@ struct Isa {
     }
     Transpose(rows);
   }
+  static inline F32 Fma(F32 a, F32 b, F32 sum) { return a * b + sum; }
   static inline float Sum(F32 v) { return (v[0] + v[1]) + (v[2] + v[3]); }
 };
 

@@ -37,7 +37,7 @@ TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_
       if (kDepth > 1) __builtin_prefetch(p + kDepth * stride, 0, 2);
       Floats weights = Format<type>::Load(p);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) sums[r] += scale[r][d] * weights;
+      for (int r = 0; r < kRows; ++r) sums[r] = Isa::Fma(scale[r][d], weights, sums[r]);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) Format<kFloat32>::Store((char*)(y + r * ldy + j), sums[r]);
@@ -47,7 +47,7 @@ TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_
       char* target = (char*)(y + r * ldy + j);
       Floats sum = kFirst ? Floats{} : LoadPart<kFloat32>(target, n - j);
       for (int d = 0; d < kDepth; ++d) {
-        sum += scale[r][d] * LoadPart<type>(w + d * stride + j * kSize, n - j);
+        sum = Isa::Fma(scale[r][d], LoadPart<type>(w + d * stride + j * kSize, n - j), sum);
       }
       StorePart<kFloat32>(target, sum, n - j);
     }

@@ -229,10 +229,15 @@ struct BlasKernels {
 struct Parts {
   int64_t count, size;
 };
+constexpr int64_t kFixedOrderLanes = 8;
 
 /*! \brief Compute y[r][n] = sum over k of x[r][k] * weights[n][k] for up to `few_rows` rows. */
 using FixedOrderFn = void (*)(const float* x, int64_t ldx, int64_t rows, Weights weights,
                               const Parts& parts, int64_t n, float* y, int64_t ldy);
+
+/*! \brief Compute y[r][n] = sum over k of x[r][k] * weights[k][n]. */
+using FixedOrderAlongNFn = void (*)(const float* x, int64_t ldx, Weights weights,
+                                    const Parts& parts, int64_t n, float* y, int64_t ldy);
 
 /*! \brief Operands of a block of a matmul of many rows: some parts of k, from part `first` on. Both
  *         are float32, with elements of k that follow each other. */
@@ -252,6 +257,11 @@ struct FixedOrderBlock {
 struct FixedOrderKernels {
   int64_t few_rows;
   FixedOrderFn few[kFloat32 + 1];  // indexed by the type of the weights
+  /*!
+   * \brief The same for weights[k][n]. Each part of a row of x has its lanes one after another: the
+   *        steps 0, 8, 16, ..., then 1, 9, 17, ... Indexed by [type][rows - 1].
+   */
+  FixedOrderAlongNFn along_n[kFloat32 + 1][kSkinnyRows];
   /*!
    * \brief Compute the sums of a block. Sums that wait for those of other blocks are in `levels`,
    *        which has LevelSize floats for each digit of block.count - 1. The last block stores to

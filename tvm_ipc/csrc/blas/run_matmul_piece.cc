@@ -297,18 +297,16 @@ struct PieceRunner : Piece {
     }
   }
 
-  void InFixedOrder() const {
 #if defined(__x86_64__)
+  void InFixedOrder() const {
     const Parts all{parts, a.cols / parts};
-    if (!b.plain() && a.rows <= kFixedOrderKernels.few_rows) {
+    if (a.rows <= (b.plain() ? kSkinnyRows : kFixedOrderKernels.few_rows)) {
       FewRowsInFixedOrder(all);
     } else {
       BlocksInFixedOrder(all);
     }
-#endif
   }
 
-#if defined(__x86_64__)
   void FewRowsInFixedOrder(const Parts& all) const {
     const int64_t m = a.rows, n = b.cols, k = a.cols;
     const float* x = reinterpret_cast<const float*>(a.data);
@@ -317,6 +315,12 @@ struct PieceRunner : Piece {
       float* widened = scratch_a.Floats(m * k);
       WidenTo(a, widened, k);
       x = widened;
+      ldx = k;
+    }
+    if (b.plain()) {
+      float* to = scratch_b.Floats(m * k);
+      for (int64_t i = 0; i < m; ++i) OrderLanes(all, x + i * ldx, to + i * k);
+      x = to;
       ldx = k;
     }
     const bool direct = target_type == kFloat32, finish = !direct || num_steps > 0;
@@ -328,8 +332,21 @@ struct PieceRunner : Piece {
       float* sums = direct ? reinterpret_cast<float*>(At(0, j)) : scratch_c.Floats(m * cols);
       const int64_t ld = direct ? ld_target : cols;
       const Weights weights{b.Block(type, 0, k, j, width).data, b.ld()};
-      kFixedOrderKernels.few[type](x, ldx, m, weights, all, width, sums, ld);
+      if (b.plain()) {
+        kFixedOrderKernels.along_n[type][m - 1](x, ldx, weights, all, width, sums, ld);
+      } else {
+        kFixedOrderKernels.few[type](x, ldx, m, weights, all, width, sums, ld);
+      }
       if (finish) Finish(sums, ld, 0, m, j, width);
+    }
+  }
+
+  /*! \brief Store the lanes of each part one after another (see FixedOrderKernels::along_n). */
+  static void OrderLanes(const Parts& all, const float* from, float* to) {
+    for (int64_t part = 0; part < all.count; ++part, from += all.size) {
+      for (int64_t lane = 0; lane < kFixedOrderLanes; ++lane) {
+        for (int64_t p = lane; p < all.size; p += kFixedOrderLanes) *to++ = from[p];
+      }
     }
   }
 
@@ -384,6 +401,8 @@ struct PieceRunner : Piece {
       }
     }
   }
+#else
+  void InFixedOrder() const {}  // OrdersSums returns false
 #endif
 
   void Float32() const {
