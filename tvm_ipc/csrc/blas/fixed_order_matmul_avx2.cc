@@ -196,12 +196,28 @@ void FixedOrderTiles(const FixedOrderBlock& block, float* levels, float* y, int6
   const bool last = block.index + 1 == block.count;
   int64_t height = kFixedBytesOfX / 4 / depth / kFixedTileRows * kFixedTileRows;
   if (height < kFixedTileRows) height = kFixedTileRows;
+  // Prefetch as many cache lines with each tile.
+  const int64_t tiles = level_size / kFixedTileFloats;
+  const int64_t lines = block.next_lines * ((block.next_bytes + 63) / 64);
+  const int64_t lines_of_tile = (lines + tiles - 1) / tiles;
+  int64_t next_line = 0, next_byte = 0;
+  auto prefetch = [&]() {
+    for (int64_t q = 0; q < lines_of_tile && next_line < block.next_lines; ++q) {
+      __builtin_prefetch(block.next + next_line * block.next_stride + next_byte, 0, 2);
+      next_byte += 64;
+      if (next_byte >= block.next_bytes) {
+        next_byte = 0;
+        ++next_line;
+      }
+    }
+  };
   for (int64_t first = 0; first < block.rows; first += height) {
     const int64_t end = first + height < block.rows ? first + height : block.rows;
     for (int64_t j = 0; j < block.cols; j += kFixedTileCols) {
       const int64_t cols = block.cols - j < kFixedTileCols ? block.cols - j : kFixedTileCols;
       for (int64_t i = first; i < end; i += kFixedTileRows) {
         const int64_t rows = end - i < kFixedTileRows ? end - i : kFixedTileRows;
+        prefetch();
         // The last rows and columns take the place of those after them.
         Tile tile;
 #pragma GCC unroll 4

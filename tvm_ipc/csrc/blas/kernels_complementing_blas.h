@@ -239,8 +239,8 @@ using FixedOrderFn = void (*)(const float* x, int64_t ldx, int64_t rows, Weights
 using FixedOrderAlongNFn = void (*)(const float* x, int64_t ldx, Weights weights,
                                     const Parts& parts, int64_t n, float* y, int64_t ldy);
 
-/*! \brief Operands of a block of a matmul of many rows: some parts of k, from part `first` on. Both
- *         are float32, with elements of k that follow each other. */
+/*! \brief A block of a matmul of many rows: some parts of k. Both operands are float32 and
+ *         contiguous along k. */
 struct FixedOrderBlock {
   const float* x;
   int64_t ldx, rows;
@@ -248,6 +248,9 @@ struct FixedOrderBlock {
   int64_t ldw, cols;
   Parts parts;           // of this block
   int64_t index, count;  // of this block, and of those that cover k
+  /*! \brief Lines of memory to prefetch meanwhile. */
+  const char* next = nullptr;
+  int64_t next_stride = 0, next_lines = 0, next_bytes = 0;
 };
 
 /*!

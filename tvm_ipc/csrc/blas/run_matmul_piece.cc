@@ -52,6 +52,8 @@ constexpr int64_t kPackedFinishCols = 1024;
 constexpr int64_t kPackedInPlaceBytes = 128 << 10;
 // Bytes and columns of a block of b whose sums have a fixed order.
 constexpr int64_t kFixedOrderBytesOfB = 256 << 10, kFixedOrderCols = 64;
+// The most rows for which float32 b, contiguous along k, is not copied.
+constexpr int64_t kFixedOrderInPlaceRows = 32;
 // Steps of k that are summed in tile registers. Further partial sums are added outside of them,
 // because the rounding error of a sum grows with the number of its terms.
 constexpr int64_t kStretchSteps = 4096 / kTileStep;
@@ -374,6 +376,8 @@ struct PieceRunner : Piece {
     const int64_t width =
         std::clamp<int64_t>(kFixedOrderBytesOfB / (ld * 4) / 4 * 4, 4, kFixedOrderCols);
     const bool direct = target_type == kFloat32;
+    // Copying b costs more than it saves for few rows.
+    const bool in_place = type == kFloat32 && !b.plain() && m <= kFixedOrderInPlaceRows;
     float* of_a = scratch_a.Floats(units * height * ld);
     float* of_b = scratch_b.Floats(width * ld);
     const int64_t level_floats =
@@ -391,10 +395,26 @@ struct PieceRunner : Piece {
         for (int64_t j = first; j < end; j += width) {
           const int64_t cols = std::min(width, end - j);
           for (int64_t unit = 0; unit < units; ++unit) {
-            PackAlongCols(b.Block(type, unit * depth, depth, j, cols).Transposed(), of_b, ld);
-            kFixedOrderKernels.block(
-                {of_a + unit * rows * ld, ld, rows, of_b, ld, cols, some, unit, units}, levels,
-                to + (j - first), ld_to);
+            const Matrix lines = b.Block(type, unit * depth, depth, j, cols).Transposed();
+            FixedOrderBlock part{
+                of_a + unit * rows * ld, ld, rows, of_b, ld, cols, some, unit, units};
+            if (in_place) {
+              part.weights = reinterpret_cast<const float*>(lines.data);
+              part.ldw = lines.row;
+            } else {
+              PackAlongCols(lines, of_b, ld);
+            }
+            const bool same = unit + 1 < units;
+            const int64_t next = same ? j : j + width;
+            if (next < n) {
+              const int64_t row = same ? unit * depth + depth : 0;
+              const Matrix ahead = b.Block(type, row, depth, next, std::min(width, n - next));
+              part.next = ahead.data;
+              part.next_stride = b.ld() * SizeOf(type);
+              part.next_lines = b.plain() ? depth : ahead.cols;
+              part.next_bytes = (b.plain() ? ahead.cols : depth) * SizeOf(type);
+            }
+            kFixedOrderKernels.block(part, levels, to + (j - first), ld_to);
           }
         }
         if (!direct || num_steps > 0) Finish(to, ld_to, i, rows, first, end - first);
