@@ -69,18 +69,17 @@ struct FixedTile {
     constexpr int64_t kSize = Format<type>::kSize;
     Floats lanes[kRows][kCols] = {};
     int64_t p = begin;
-    for (; p + kLanes <= end; p += kLanes) {
-      Floats of_x[kRows];
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) of_x[r] = Format<kFloat32>::Load((const char*)(x[r] + p));
+    if (kFetch) {
+      // One prefetch for each cache line.
+      constexpr int64_t kLine = 64 / kSize;
+      for (; p + kLine <= end; p += kLine) {
 #pragma GCC unroll 8
-      for (int c = 0; c < kCols; ++c) {
-        if (kFetch) __builtin_prefetch(w[c] + p * kSize + kFixedAhead, 0, 2);
-        const Floats weights = Format<type>::Load(w[c] + p * kSize);
+        for (int c = 0; c < kCols; ++c) __builtin_prefetch(w[c] + p * kSize + kFixedAhead, 0, 2);
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) lanes[r][c] = Isa::Fma(of_x[r], weights, lanes[r][c]);
+        for (int64_t i = 0; i < kLine; i += kLanes) AddVectors<type>(p + i, lanes);
       }
     }
+    for (; p + kLanes <= end; p += kLanes) AddVectors<type>(p, lanes);
     if (p < end) {
 #pragma GCC unroll 8
       for (int c = 0; c < kCols; ++c) {
@@ -99,6 +98,20 @@ struct FixedTile {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
       sums[v] = SumPairs(quads[2 * v], quads[2 * v + 1 < kQuads ? 2 * v + 1 : 2 * v]);
+    }
+  }
+
+  /*! \brief Add the products of the steps [p, p + kLanes). */
+  template <FloatType type>
+  TVM_IPC_INLINE void AddVectors(int64_t p, Floats (*lanes)[kCols]) const {
+    Floats of_x[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) of_x[r] = Format<kFloat32>::Load((const char*)(x[r] + p));
+#pragma GCC unroll 8
+    for (int c = 0; c < kCols; ++c) {
+      const Floats weights = Format<type>::Load(w[c] + p * Format<type>::kSize);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) lanes[r][c] = Isa::Fma(of_x[r], weights, lanes[r][c]);
     }
   }
 
