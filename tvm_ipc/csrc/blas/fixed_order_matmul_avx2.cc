@@ -27,7 +27,7 @@ constexpr int kFixedLevels = 48;
 /*! \brief Bytes of rows of x that stay in the L1 cache while the weights of a block are read. */
 constexpr int64_t kFixedBytesOfX = 16 << 10;
 /*! \brief Prefetch distance for weights, in bytes, if x has few rows. */
-constexpr int64_t kFixedAhead = 1024;
+constexpr int64_t kFixedAhead = 512;
 /*! \brief The floats of a tile in `levels`. */
 constexpr int64_t kFixedTileFloats = 2 * kLanes;
 
@@ -69,17 +69,7 @@ struct FixedTile {
     constexpr int64_t kSize = Format<type>::kSize;
     Floats lanes[kRows][kCols] = {};
     int64_t p = begin;
-    if (kFetch) {
-      // One prefetch for each cache line.
-      constexpr int64_t kLine = 64 / kSize;
-      for (; p + kLine <= end; p += kLine) {
-#pragma GCC unroll 8
-        for (int c = 0; c < kCols; ++c) __builtin_prefetch(w[c] + p * kSize + kFixedAhead, 0, 2);
-#pragma GCC unroll 4
-        for (int64_t i = 0; i < kLine; i += kLanes) AddVectors<type>(p + i, lanes);
-      }
-    }
-    for (; p + kLanes <= end; p += kLanes) AddVectors<type>(p, lanes);
+    for (; p + kLanes <= end; p += kLanes) AddVectors<type, kFetch>(p, lanes);
     if (p < end) {
 #pragma GCC unroll 8
       for (int c = 0; c < kCols; ++c) {
@@ -102,14 +92,16 @@ struct FixedTile {
   }
 
   /*! \brief Add the products of the steps [p, p + kLanes). */
-  template <FloatType type>
+  template <FloatType type, bool kFetch>
   TVM_IPC_INLINE void AddVectors(int64_t p, Floats (*lanes)[kCols]) const {
     Floats of_x[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) of_x[r] = Format<kFloat32>::Load((const char*)(x[r] + p));
 #pragma GCC unroll 8
     for (int c = 0; c < kCols; ++c) {
-      const Floats weights = Format<type>::Load(w[c] + p * Format<type>::kSize);
+      const char* at = w[c] + p * Format<type>::kSize;
+      if (kFetch) __builtin_prefetch(at + kFixedAhead, 0, 2);
+      const Floats weights = Format<type>::Load(at);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) lanes[r][c] = Isa::Fma(of_x[r], weights, lanes[r][c]);
     }
