@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matmuls whose sums have a fixed order: the same bits for any rows, columns, threads and workers.
 
-`tests/native/test_matmul_order.cc` compares the kernels with a loop in that order.
+`tests/native/test_matmul_order.cc` compares the kernels with loops in that order.
 """
 
 from __future__ import annotations
@@ -32,6 +32,28 @@ def tree(sums: list[Any]) -> Any:
 
 def in_parts(a: Any, b: Any, parts: int, turned: int, **options: Any) -> Any:
     return multiply(a, b, turned=turned, parts=parts, **{"out_dtype": "float32", **options})
+
+
+def in_lanes(products: Any) -> Any:
+    """Add float32 products along the first axis in eight lanes, and these as a tree."""
+    rest = -len(products) % 8
+    products = np.concatenate([products, np.zeros((rest, *products.shape[1:]), "float32")])
+    lanes = np.zeros((8, *products.shape[1:]), "float32")
+    for step in range(0, len(products), 8):
+        lanes = lanes + products[step : step + 8]
+    return tree([lanes[lane] for lane in (0, 4, 2, 6, 1, 5, 3, 7)])
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_bits_are_those_of_numpy(name: str) -> None:
+    """Products of bfloat16 are exact in float32, so that NumPy needs no fused multiply-add."""
+    for m, k, n, parts in [(1, 5, 9, 1), (3, 296, 21, 8), (7, 1040, 10, 16), (40, 96, 34, 4)]:
+        a, b = random((m, k), "bfloat16"), random((k, n), "bfloat16", 1)
+        products = wide(a).astype("float32").T[:, :, None] * wide(b).astype("float32")[:, None]
+        expected = tree([in_lanes(part) for part in np.split(products, parts)])
+        for turned in range(4):
+            found = pick(name, partial(in_parts, a, b, parts, turned))
+            np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("name", PACKED)

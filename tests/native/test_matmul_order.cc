@@ -53,16 +53,19 @@ struct Operand {
   float operator[](int64_t i) const { return static_cast<float>(elements.values[i]); }
 };
 
-/*! \brief Return the sum of the steps [begin, end) in order, in blocks of 256 steps. */
+/*! \brief Return the sum of the steps [begin, end): eight lanes, and a tree of these. Zeros
+ *         follow the last step. */
 template <typename Product>
 float SumOfPart(int64_t begin, int64_t end, Product product) {
-  float sum = 0;
-  for (int64_t block = begin; block < end; block += 256) {
-    float own = 0;
-    for (int64_t p = block; p < end && p < block + 256; ++p) own = product(p, own);
-    sum = block == begin ? own : sum + own;
+  float lanes[8] = {};
+  for (int64_t p = begin; p < end; p += 8) {
+    for (int64_t lane = 0; lane < 8; ++lane) {
+      float& sum = lanes[lane];
+      sum = p + lane < end ? product(p + lane, sum) : std::fmaf(0.0f, 0.0f, sum);
+    }
   }
-  return sum;
+  const float even = (lanes[0] + lanes[4]) + (lanes[2] + lanes[6]);
+  return even + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
 /*! \brief Return the sum of the parts [first, first + count), half of them after the others. */
@@ -211,12 +214,12 @@ void CheckSpecial(FloatType type) {
 
 int main() {
   const Shape shapes[] = {
-      // One part: its blocks of 256 steps.
+      // One part.
       {1, 1, 1, 1},
       {9, 255, 33, 1},
       {40, 700, 70, 1},
       {5, 1100, 17, 1},
-      // Several parts in a block of 256 steps, one, and several blocks of a part.
+      // Parts of one step and more; several parts in a block, and one.
       {40, 64, 66, 64},
       {40, 96, 70, 32},
       {33, 1024, 80, 16},
@@ -224,7 +227,7 @@ int main() {
       {40, 1040, 72, 2},
       {12, 2240, 65, 8},
       {7, 4352, 40, 8},
-      // Parts of odd sizes, around vectors of 8 and 16 words.
+      // Parts whose sizes are no multiple of the lanes.
       {40, 4, 37, 4},
       {40, 72, 37, 8},
       {18, 120, 66, 8},

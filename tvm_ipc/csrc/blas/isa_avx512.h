@@ -54,11 +54,6 @@ struct Isa {
     return _mm512_maskz_cvtepi32_epi16(kAll, (__m512i)words);
   }
   template <typename Vector>
-  static inline void WidenHalves(U32 words, Vector* low, Vector* high) {
-    *low = (Vector)WidenHalf(Lower(words));
-    *high = (Vector)WidenHalf(Lower(words >> 16));
-  }
-  template <typename Vector>
   static inline void Transpose(Vector* rows) {
     __m512 t[16], u[16];
     for (int i = 0; i < 16; i += 2) {
@@ -85,39 +80,15 @@ struct Isa {
     }
   }
   template <typename Vector>
-  static inline Vector Fma(Vector a, Vector b, Vector sum) {
-    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
-  }
-  /*! \brief Load four words of each of 16 rows, which are `stride` bytes apart, and transpose them.
-   */
-  template <typename Vector>
-  static inline void LoadFourWords(const char* from, int64_t stride, Vector* to) {
-    // Loads put the rows into all quarters, which is faster than moving them afterwards.
-    auto rows = [&](int i) {
-      auto row = [&](int q) {
-        return _mm_loadu_ps(reinterpret_cast<const float*>(from + (i + 4 * q) * stride));
-      };
-      __m512 all = _mm512_zextps128_ps512(row(0));
-      all = _mm512_maskz_insertf32x4(kAll, all, row(1), 1);
-      all = _mm512_maskz_insertf32x4(kAll, all, row(2), 2);
-      return _mm512_maskz_insertf32x4(kAll, all, row(3), 3);
-    };
-    const __m512 a = rows(0), b = rows(1), c = rows(2), d = rows(3);
-    const __m512 ab = _mm512_maskz_unpacklo_ps(kAll, a, b);
-    const __m512 cd = _mm512_maskz_unpacklo_ps(kAll, c, d);
-    const __m512 ab_high = _mm512_maskz_unpackhi_ps(kAll, a, b);
-    const __m512 cd_high = _mm512_maskz_unpackhi_ps(kAll, c, d);
-    to[0] = (Vector)_mm512_maskz_shuffle_ps(kAll, ab, cd, 0x44);
-    to[1] = (Vector)_mm512_maskz_shuffle_ps(kAll, ab, cd, 0xee);
-    to[2] = (Vector)_mm512_maskz_shuffle_ps(kAll, ab_high, cd_high, 0x44);
-    to[3] = (Vector)_mm512_maskz_shuffle_ps(kAll, ab_high, cd_high, 0xee);
-  }
-  template <typename Vector>
   static inline void LoadTransposed(Vector* rows, const char* from, int64_t stride) {
     for (int64_t i = 0; i < kLanes; ++i) {
       __builtin_memcpy(rows + i, from + i * stride, sizeof(Vector));
     }
     Transpose(rows);
+  }
+  template <typename Vector>
+  static inline Vector Fma(Vector a, Vector b, Vector sum) {
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
   }
   static inline float Sum(__m512 v) {
     typedef float F32 __attribute__((vector_size(64)));

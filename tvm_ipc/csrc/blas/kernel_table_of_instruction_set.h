@@ -15,9 +15,6 @@
  *   Sum                              add the lanes
  *   Transpose                        transpose kLanes vectors of words in place
  *   LoadTransposed                   the same for kLanes vectors in memory
- * With TVM_IPC_PACKED_KERNELS also:
- *   LoadFourWords                    load four words of kLanes rows and transpose them
- *   WidenHalves                      convert the lower and the upper halves of words from float16
  */
 #ifndef TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_
 #define TVM_IPC_BLAS_KERNEL_TABLE_OF_INSTRUCTION_SET_H_

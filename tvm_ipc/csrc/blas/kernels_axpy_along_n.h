@@ -73,37 +73,23 @@ TVM_IPC_INLINE void AxpyStretch(const float* x, int64_t ldx, const char* w, int6
   }
 }
 
-template <int kRows>
-TVM_IPC_INLINE void AddRows(const float* from, int64_t ld, int64_t count, float* to,
-                            int64_t ld_to) {
-  for (int r = 0; r < kRows; ++r) {
-    for (int64_t j = 0; j < count; ++j) to[r * ld_to + j] += from[r * ld + j];
-  }
-}
-
 template <FloatType type, int kRows>
-void Axpy(const float* x, int64_t ldx, Weights weights, const Parts& parts, int64_t n, float* y,
+void Axpy(const float* x, int64_t ldx, Weights weights, int64_t k, int64_t n, float* y,
           int64_t ldy) {
   // Columns per block, whose outputs stay in the nearest cache.
-  constexpr int64_t kBlock = kLevelFloats / kRows;
+  constexpr int64_t kBlock = 4096 / kRows;
   alignas(Isa::kBytes) float more[kRows * kBlock];
   const int64_t stride = weights.ld * Format<type>::kSize;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t count = n - begin < kBlock ? n - begin : kBlock;
     const char* w = weights.data + begin * Format<type>::kSize;
-    for (int64_t part = 0; part < parts.count; ++part) {
-      const int64_t full = __builtin_ctzll(part + 1), first = part * parts.size;
-      const bool last = part + 1 == parts.count;
-      float* target = last ? y + begin : parts.levels + full * kLevelFloats;
-      const int64_t ld = last ? ldy : kBlock;
-      for (int64_t i = 0; i < parts.size; i += kStretch) {
-        const int64_t deep = parts.size - i < kStretch ? parts.size - i : kStretch;
-        AxpyStretch<type, kRows>(x + first + i, ldx, w + (first + i) * stride, stride, deep, count,
-                                 i == 0 ? target : more, i == 0 ? ld : kBlock);
-        if (i > 0) AddRows<kRows>(more, kBlock, count, target, ld);
-      }
-      for (int64_t level = 0; level < full; ++level) {
-        AddRows<kRows>(parts.levels + level * kLevelFloats, kBlock, count, target, ld);
+    float* target = y + begin;
+    for (int64_t i = 0; i < k; i += kStretch) {
+      const int64_t deep = k - i < kStretch ? k - i : kStretch;
+      AxpyStretch<type, kRows>(x + i, ldx, w + i * stride, stride, deep, count,
+                               i == 0 ? target : more, i == 0 ? ldy : kBlock);
+      for (int r = 0; r < kRows && i > 0; ++r) {
+        for (int64_t j = 0; j < count; ++j) target[r * ldy + j] += more[r * kBlock + j];
       }
     }
   }

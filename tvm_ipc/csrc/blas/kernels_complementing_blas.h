@@ -49,27 +49,11 @@ struct Weights {
 };
 
 /*!
- * \brief The parts of k: `count`, a power of two, parts of `size` steps each.
- *
- * Each part is added up in the order of k, in blocks of kPackedDepth steps whose sums are added in
- * their order. The sums of parts are added as a balanced binary tree: ((s0 + s1) + (s2 + s3)) + ...
- * Sums that wait for others are kept as the digits of a binary counter: level l of `levels`, which
- * has kLevelFloats elements, is free or has the sums of 2^l parts. Part i fills up as many levels
- * as i ends with digits 1; these sums are added to those of part i, and the result is the next
- * level.
- */
-struct Parts {
-  int64_t count, size;
-  float* levels;
-};
-constexpr int64_t kLevelFloats = 4096;
-
-/*!
  * \brief Compute y[r][n] = sum over k of x[r][k] * weights[k][n]. x and y are float32, with rows
  *        that are ldx and ldy elements apart.
  */
-using SkinnyFn = void (*)(const float* x, int64_t ldx, Weights weights, const Parts& parts,
-                          int64_t n, float* y, int64_t ldy);
+using SkinnyFn = void (*)(const float* x, int64_t ldx, Weights weights, int64_t k, int64_t n,
+                          float* y, int64_t ldy);
 
 /*!
  * \brief Compute y[r][n] = sum over k of x[r][k] * weights[n][k], for any number of rows. x is
@@ -77,9 +61,6 @@ using SkinnyFn = void (*)(const float* x, int64_t ldx, Weights weights, const Pa
  */
 using DotFn = void (*)(const char* x, int64_t ldx, int64_t rows, Weights weights, int64_t k,
                        int64_t n, float* y, int64_t ldy);
-
-/*! \brief The most rows per call of PackedKernels::in_order. */
-constexpr int kInOrderRows = 8;
 
 /*! \brief Keys that are read at a time, and keys of a part, whose sums are added separately. */
 constexpr int64_t kAttentionKeys = 64, kAttentionPart = 512;
@@ -188,27 +169,13 @@ struct PackedAhead {
   int64_t group, step, second;  // bytes
 };
 
-/*! \brief Packed rows of a and lines of b, which are `ldb` elements apart, for `parts` parts of k
- *         of `size` steps. Parts::levels are not used for these. */
-struct PackedSteps {
-  const float *a, *b;
-  int64_t ldb, size, parts;
-};
-
-/*! \brief `count` matrices of sums, which are `stride` elements apart, with rows of
- *         PackedKernels::cols elements. */
-struct PackedSums {
-  const float* data;
-  int64_t count, stride;
-};
-
 /*!
- * \brief Compute a tile: to = a b + before, for as many packed rows of a as the position in
- *        PackedKernels::tile, and PackedKernels::cols columns of b. The matrices of `before` are
- *        added one after another.
+ * \brief Compute a tile: to = before + a b, for as many packed rows of a as the position in
+ *        PackedKernels::tile, and PackedKernels::cols columns of b, whose lines are `ldb` elements
+ *        apart. `before`, if not nullptr, has rows of PackedKernels::cols elements.
  */
-using PackedTileFn = void (*)(const PackedSteps& steps, const PackedAhead& ahead,
-                              const PackedSums& before, float* to, int64_t ld);
+using PackedTileFn = void (*)(const float* a, const float* b, int64_t ldb, int64_t k,
+                              const PackedAhead& ahead, const float* before, float* to, int64_t ld);
 
 /*!
  * \brief Widen `lines` lines of `length` elements, which are `stride` elements apart, and pad them
@@ -226,11 +193,7 @@ struct PackedKernels {
   /*! \brief The most rows for which `dot` is faster than packing weights contiguous along k. */
   int64_t dot_rows;
   PackFn lines[kFloat32 + 1], transposed[kFloat32 + 1];
-  /*! \brief Kernels for few rows and weights[n][k], with the order of sums of the packed ones. n is
-   *         `cols` or more. Indexed by [type][rows - 1]. */
-  SkinnyFn in_order[kFloat32 + 1][kInOrderRows];
-  /*! \brief Tiles of one part of k, and of several. Indexed by the number of rows. */
-  PackedTileFn tile[kMaxPackedRows + 1], tree[kMaxPackedRows + 1];
+  PackedTileFn tile[kMaxPackedRows + 1];  // indexed by the number of rows
 };
 
 struct BlasKernels {
@@ -249,6 +212,66 @@ struct BlasKernels {
                  int num_steps, char* target, FloatType type, int64_t ld_target);
   AttentionKernels attention;
   PackedKernels packed;
+};
+
+// ---- matmuls in a fixed order (fixed_order_matmul_avx2.cc)
+// -----------------------------------------------------------
+
+/*!
+ * \brief The order of sums over k, which consists of `count`, a power of two, parts of `size`
+ * steps.
+ *
+ * A part has eight lanes. Lane j adds up the products of the steps j, j + 8, j + 16, ... of the
+ * part with fused multiply-add, from +0 on; zeros follow the last step, up to a multiple of eight.
+ * The sum of the part is ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7)). The sums of parts are
+ * added as a balanced binary tree: ((p0 + p1) + (p2 + p3)) + ...
+ */
+struct Parts {
+  int64_t count, size;
+};
+constexpr int64_t kFixedOrderLanes = 8;
+
+/*! \brief Compute y[r][n] = sum over k of x[r][k] * weights[n][k] for up to `few_rows` rows. */
+using FixedOrderFn = void (*)(const float* x, int64_t ldx, int64_t rows, Weights weights,
+                              const Parts& parts, int64_t n, float* y, int64_t ldy);
+
+/*! \brief Compute y[r][n] = sum over k of x[r][k] * weights[k][n]. */
+using FixedOrderAlongNFn = void (*)(const float* x, int64_t ldx, Weights weights,
+                                    const Parts& parts, int64_t n, float* y, int64_t ldy);
+
+/*! \brief A block of a matmul of many rows: some parts of k. Both operands are float32 and
+ *         contiguous along k. */
+struct FixedOrderBlock {
+  const float* x;
+  int64_t ldx, rows;
+  const float* weights;
+  int64_t ldw, cols;
+  Parts parts;           // of this block
+  int64_t index, count;  // of this block, and of those that cover k
+  /*! \brief Lines of memory to prefetch meanwhile. */
+  const char* next = nullptr;
+  int64_t next_stride = 0, next_lines = 0, next_bytes = 0;
+};
+
+/*!
+ * \brief Kernels of one order of sums, for all instruction sets: the bits of a sum depend on its
+ *        operands and on Parts.
+ */
+struct FixedOrderKernels {
+  int64_t few_rows;
+  FixedOrderFn few[kFloat32 + 1];  // indexed by the type of the weights
+  /*!
+   * \brief The same for weights[k][n]. Each part of a row of x has its lanes one after another: the
+   *        steps 0, 8, 16, ..., then 1, 9, 17, ... Indexed by [type][rows - 1].
+   */
+  FixedOrderAlongNFn along_n[kFloat32 + 1][kSkinnyRows];
+  /*!
+   * \brief Compute the sums of a block. Sums that wait for those of other blocks are in `levels`,
+   *        which has LevelSize floats for each digit of block.count - 1. The last block stores to
+   *        y.
+   */
+  void (*block)(const FixedOrderBlock& block, float* levels, float* y, int64_t ldy);
+  int64_t (*level_size)(int64_t rows, int64_t cols);
 };
 
 // ---- bfloat16 matmuls (bf16_matmul_amx.cc, bf16_matmul_avx512bf16.cc)
@@ -289,6 +312,7 @@ extern const BlasKernels kPortableBlas;
 #if defined(__x86_64__)
 extern const BlasKernels kAvx2Blas;
 extern const BlasKernels kAvx512Blas;
+extern const FixedOrderKernels kFixedOrderKernels;
 extern const TileKernels kTileKernels;         // in tile registers
 extern const TileKernels kPairKernels;         // in vectors
 extern const DotFn kPairDot;                   // x and weights are bfloat16

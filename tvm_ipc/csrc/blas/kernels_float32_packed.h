@@ -20,7 +20,6 @@
 #define TVM_IPC_BLAS_KERNELS_FLOAT32_PACKED_H_
 
 #include "blas/kernels_dot_along_k.h"
-#include "blas/kernels_in_order_along_k.h"
 
 namespace tvm_ipc {
 namespace {
@@ -36,19 +35,18 @@ constexpr int64_t kLineFloats = 16;
 static_assert(kPackedDepth == kStretch, "so that the sums of Axpy have the same order");
 static_assert(kTileRowsPacked <= kMaxPackedRows, "the table of tiles has a kernel per row count");
 
-/*! \brief The levels of a tile with several parts of one step or more (see Parts). */
-constexpr int kTileLevels = 8;
-static_assert(kPackedDepth <= 1 << kTileLevels, "a level for each digit of the number of a part");
-
-/*! \brief Add up k steps, prefetch the next rows of a meanwhile, and the next lines from `group`
- *         on. */
 template <int kRows>
-TVM_IPC_INLINE void AddSteps(const float* a, const float* b, int64_t ldb, int64_t k,
-                             const PackedAhead& ahead, const char* group, Floats* left,
-                             Floats* right) {
+void PackedTile(const float* a, const float* b, int64_t ldb, int64_t k, const PackedAhead& ahead,
+                const float* before, float* to, int64_t ld) {
+  Floats left[kRows], right[kRows];
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) left[r] = right[r] = Floats{};
+  for (int r = 0; r < kRows; ++r) {
+    left[r] = right[r] = Floats{};
+    __builtin_prefetch(to + r * ld, 1, 3);
+    __builtin_prefetch(to + r * ld + kLanes, 1, 3);
+  }
   const float* next_a = a + kRows * kPackedStride;
+  const char* group = ahead.from;
   for (int64_t p = 0; p < k; p += kLineFloats, next_a += kLineFloats) {
     const int64_t count = k - p < kLineFloats ? k - p : kLineFloats;
 #pragma GCC unroll 16
@@ -67,53 +65,15 @@ TVM_IPC_INLINE void AddSteps(const float* a, const float* b, int64_t ldb, int64_
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const Floats of_a = Splat(a[r * kPackedStride]);
-        left[r] = Isa::Fma(of_a, of_left, left[r]);
-        right[r] = Isa::Fma(of_a, of_right, right[r]);
+        left[r] += of_a * of_left;
+        right[r] += of_a * of_right;
       }
     }
   }
-}
-
-template <int kRows, bool kTree>
-void PackedTile(const PackedSteps& steps, const PackedAhead& ahead, const PackedSums& before,
-                float* to, int64_t ld) {
-  Floats left[kRows] = {}, right[kRows] = {};
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    __builtin_prefetch(to + r * ld, 1, 3);
-    __builtin_prefetch(to + r * ld + kLanes, 1, 3);
-  }
-  if constexpr (kTree) {
-    Floats levels[kTileLevels][kRows][2];
-    const int64_t size = steps.size;
-    const char* group = ahead.from;
-    for (int64_t part = 0; part < steps.parts; ++part) {
-      AddSteps<kRows>(steps.a + part * size, steps.b + part * size * steps.ldb, steps.ldb, size,
-                      ahead, group, left, right);
-      if (group != nullptr) group += (size + kLineFloats - 1) / kLineFloats * ahead.group;
-      const int full = __builtin_ctzll(part + 1);
-      for (int level = 0; level < full; ++level) {
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) {
-          left[r] += levels[level][r][0];
-          right[r] += levels[level][r][1];
-        }
-      }
-      if (part + 1 == steps.parts) break;
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        levels[full][r][0] = left[r];
-        levels[full][r][1] = right[r];
-      }
-    }
-  } else {
-    AddSteps<kRows>(steps.a, steps.b, steps.ldb, steps.size, ahead, ahead.from, left, right);
-  }
-  const float* matrix = before.data;
-  for (int64_t i = 0; i < before.count; ++i, matrix += before.stride) {
+  if (before != nullptr) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const char* sums = (const char*)(matrix + r * kPanelWidth);
+      const char* sums = (const char*)(before + r * kPanelWidth);
       left[r] += Format<kFloat32>::Load(sums);
       right[r] += Format<kFloat32>::Load(sums + sizeof(Floats));
     }
@@ -183,8 +143,7 @@ void PackTransposed(const char* from, int64_t stride, int64_t lines, int64_t len
 
 template <int kRows>
 constexpr void AddPackedTiles(PackedKernels* kernels) {
-  kernels->tile[kRows] = PackedTile<kRows, false>;
-  kernels->tree[kRows] = PackedTile<kRows, true>;
+  kernels->tile[kRows] = PackedTile<kRows>;
   if constexpr (kRows > 1) AddPackedTiles<kRows - 1>(kernels);
 }
 
@@ -195,8 +154,6 @@ constexpr PackedKernels MakePackedKernels() {
       kDotRowsPacked,
       {PackLines<kFloat16>, PackLines<kBFloat16>, PackLines<kFloat32>},
       {PackTransposed<kFloat16>, PackTransposed<kBFloat16>, PackTransposed<kFloat32>},
-      {TVM_IPC_IN_ORDER(kFloat16), TVM_IPC_IN_ORDER(kBFloat16), TVM_IPC_IN_ORDER(kFloat32)},
-      {},
       {}};
   AddPackedTiles<kTileRowsPacked>(&kernels);
   return kernels;

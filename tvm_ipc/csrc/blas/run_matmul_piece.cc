@@ -50,6 +50,10 @@ constexpr int64_t kPackedMostRows = 512;
 constexpr int64_t kPackedFinishCols = 1024;
 // Bytes of b, contiguous along n, that are read in place for any number of rows.
 constexpr int64_t kPackedInPlaceBytes = 128 << 10;
+// Bytes and columns of a block of b whose sums have a fixed order.
+constexpr int64_t kFixedOrderBytesOfB = 256 << 10, kFixedOrderCols = 64;
+// The most rows for which float32 b, contiguous along k, is not copied.
+constexpr int64_t kFixedOrderInPlaceRows = 32;
 // Steps of k that are summed in tile registers. Further partial sums are added outside of them,
 // because the rounding error of a sum grows with the number of its terms.
 constexpr int64_t kStretchSteps = 4096 / kTileStep;
@@ -58,7 +62,7 @@ constexpr int64_t kStretchSteps = 4096 / kTileStep;
 constexpr int64_t kStepBytes = 1 << 20;
 constexpr int64_t kStepRows = 512;
 
-thread_local Scratch scratch_a, scratch_b, scratch_c, scratch_levels;
+thread_local Scratch scratch_a, scratch_b, scratch_c;
 
 template <typename T>
 void CallGemm(BlasLibrary::Gemm<T> gemm, const Matrix& a, const Matrix& b, T beta, T* c,
@@ -70,45 +74,6 @@ void CallGemm(BlasLibrary::Gemm<T> gemm, const Matrix& a, const Matrix& b, T bet
        reinterpret_cast<const T*>(a.data), a.ld(), reinterpret_cast<const T*>(b.data), b.ld(), beta,
        c, ldc);
 }
-
-/*! \brief Return the number of levels for `count` parts (see Parts). */
-int64_t LevelsOf(int64_t count) { return __builtin_ctzll(count); }
-
-/*!
- * \brief The blocks of k that are packed at once: several small parts, or as much of one part as
- *        fits.
- *
- * The sums of a block are added to others as Parts describes. Matrix 0 has the sums of the first
- * blocks of a part that has several; the levels follow.
- */
-struct PackedBlocks {
-  int64_t parts = 1;  // of a block
-  int64_t units;      // parts that have one block or more, or blocks that have several parts
-  int64_t unit;       // steps
-
-  PackedBlocks(int64_t k, int64_t count) : units(count), unit(k / count) {
-    while (units > 1 && 2 * unit <= kPackedDepth) {
-      parts *= 2;
-      unit *= 2;
-      units /= 2;
-    }
-  }
-  int64_t count() const { return units * ((unit + kPackedDepth - 1) / kPackedDepth); }
-  int64_t levels() const { return LevelsOf(units); }
-  /*! \brief Return the steps of the block that begins at step p. */
-  int64_t DepthAt(int64_t p) const { return std::min(kPackedDepth, unit - p % unit); }
-
-  /*! \brief The matrices [first, first + count) are added to a block, and the result is `to`. */
-  struct Order {
-    int64_t first, count, to;
-  };
-  Order OrderAt(int64_t p, int64_t deep) const {
-    const int64_t begun = p % unit != 0;
-    if (p % unit + deep < unit) return {0, begun, 0};
-    const int64_t full = __builtin_ctzll(p / unit + 1);
-    return {1 - begun, begun + full, 1 + full};
-  }
-};
 
 /*! \brief A piece and the methods that compute it. */
 struct PieceRunner : Piece {
@@ -143,11 +108,7 @@ struct PieceRunner : Piece {
     } else if (a.cols == 0) {
       Nothing();
     } else if (parts > 0) {
-      if (FewRowsInOrder()) {
-        FewRows();
-      } else {
-        Packed();
-      }
+      InFixedOrder();
     } else if (InPlace()) {
       FewRows();
     } else if (type == kBFloat16 && tiles != nullptr) {
@@ -194,18 +155,9 @@ struct PieceRunner : Piece {
            a.cols * b.cols >= kManyWeights;
   }
 
-  /*! \brief Return whether kernels for few rows are faster than packed ones, in the same order. */
-  bool FewRowsInOrder() const {
-    if (!b.plain()) return a.rows <= kInOrderRows && b.cols >= packed.cols;
-    return a.rows <= (type == kFloat32 ? kFewRowsFloat32 : kFewRows);
-  }
-
   void FewRows() const {
     const int64_t m = a.rows, n = b.cols, k = a.cols, weight = SizeOf(type);
-    const bool along_k = !b.plain(), dot = along_k && parts == 0;
-    const bool pairs = dot && pair_dot != nullptr && a.col == 1;
-    const int64_t count = std::max<int64_t>(1, parts);
-    const Parts own{count, k / count, scratch_levels.Floats(LevelsOf(count) * kLevelFloats)};
+    const bool dot = !b.plain(), pairs = dot && pair_dot != nullptr && a.col == 1;
     const char* x = a.data;
     int64_t ldx = a.row;
     if (!pairs && (type != kFloat32 || a.col != 1)) {
@@ -219,26 +171,22 @@ struct PieceRunner : Piece {
     // last rows have used them. The dot kernels do that themselves; there the sums stay in a cache
     // until the steps are applied.
     int64_t cols = n;
-    if (!along_k && m > kSkinnyRows) cols = (512 << 10) / (k * weight);
-    if (along_k && finish) cols = kStepBytes / 4 / m;
+    if (!dot && m > kSkinnyRows) cols = (512 << 10) / (k * weight);
+    if (dot && finish) cols = kStepBytes / 4 / m;
     cols = std::min(n, std::max<int64_t>(64, cols / 64 * 64));
-    for (int64_t j = 0, width; j < n; j += width) {
-      // The kernels in order need as many columns as a panel has.
-      width = n - j < cols + 64 ? n - j : cols;
-      float* sums = direct ? reinterpret_cast<float*>(At(0, j)) : scratch_c.Floats(m * (cols + 64));
-      const int64_t ld = direct ? ld_target : cols + 64;
+    for (int64_t j = 0; j < n; j += cols) {
+      const int64_t width = std::min(cols, n - j);
+      float* sums = direct ? reinterpret_cast<float*>(At(0, j)) : scratch_c.Floats(m * cols);
+      const int64_t ld = direct ? ld_target : cols;
       const Weights weights{b.data + j * b.col * weight, b.ld()};
       if (dot) {
         const DotFn run = pairs ? pair_dot : kernels.dot[type];
         run(x, ldx, m, weights, k, width, sums, ld);
-      } else if (along_k) {
-        packed.in_order[type][m - 1](reinterpret_cast<const float*>(x), ldx, weights, own, width,
-                                     sums, ld);
       } else {
         const float* floats = reinterpret_cast<const float*>(x);
         for (int64_t i = 0; i < m; i += kSkinnyRows) {
           const int64_t rows = std::min<int64_t>(kSkinnyRows, m - i);
-          kernels.skinny[type][rows - 1](floats + i * ldx, ldx, weights, own, width, sums + i * ld,
+          kernels.skinny[type][rows - 1](floats + i * ldx, ldx, weights, k, width, sums + i * ld,
                                          ld);
         }
       }
@@ -246,10 +194,11 @@ struct PieceRunner : Piece {
     }
   }
 
-  /*! \brief Pack the rows [i, i + rows) of a, one block of k after another. */
-  void PackRows(const PackedBlocks& blocks, int64_t i, int64_t rows, float* to) const {
-    for (int64_t p = 0, deep; p < a.cols; p += deep, to += rows * kPackedStride) {
-      deep = blocks.DepthAt(p);
+  /*! \brief Pack the rows [i, i + rows) of a, one block of kPackedDepth steps of k after another.
+   */
+  void PackRows(int64_t i, int64_t rows, float* to) const {
+    for (int64_t p = 0; p < a.cols; p += kPackedDepth, to += rows * kPackedStride) {
+      const int64_t deep = std::min(kPackedDepth, a.cols - p);
       const Matrix block = a.Block(type, i, rows, p, deep);
       if (a.plain()) {
         packed.lines[type](block.data, a.row, rows, deep, deep, to, kPackedStride);
@@ -270,9 +219,9 @@ struct PieceRunner : Piece {
     }
   }
 
-  /*! \brief Return what to prefetch of the block of k that begins at step p of the panel at column
-   *         j, or at the next panel if p is at the end. */
-  PackedAhead Ahead(int64_t p, int64_t j) const {
+  /*! \brief Return what to prefetch of the panel that is packed after the one at (p, j). */
+  PackedAhead After(int64_t p, int64_t j) const {
+    p += kPackedDepth;
     if (p >= b.rows) {
       p = 0;
       j += packed.cols;
@@ -284,19 +233,16 @@ struct PieceRunner : Piece {
     return {from, 16 * SizeOf(type), line, packed.cols > 16 ? 16 * line : 0};
   }
 
-  /*!
-   * \brief Compute the sums of a panel, at column j, of the packed rows [i, i + rows). `sums` has
-   *        room for a panel and one for each level of blocks, and may be `to`.
-   */
-  void PackedPanel(const PackedBlocks& blocks, const float* of_a, int64_t rows, int64_t j,
-                   float* of_b, float* sums, float* to, int64_t ld) const {
+  /*! \brief Compute the sums of a panel, at column j, of the packed rows [i, i + rows). `sums` has
+   *         room for a panel, and may be `to`. */
+  void PackedPanel(const float* of_a, int64_t rows, int64_t j, float* of_b, float* sums, float* to,
+                   int64_t ld) const {
     const int64_t k = a.cols, cols = std::min(packed.cols, b.cols - j);
-    const int64_t size = rows * packed.cols;
     // Packing b costs more than it saves for a single tile of rows, and in a nearby cache.
     const bool in_place = type == kFloat32 && b.plain() && cols == packed.cols &&
                           (a.rows <= packed.rows || k * b.cols * 4 <= kPackedInPlaceBytes);
-    for (int64_t p = 0, deep; p < k; p += deep, of_a += rows * kPackedStride) {
-      deep = blocks.DepthAt(p);
+    for (int64_t p = 0; p < k; p += kPackedDepth) {
+      const int64_t deep = std::min(kPackedDepth, k - p);
       const float* panel = of_b;
       int64_t line = packed.cols;
       if (in_place) {
@@ -305,20 +251,16 @@ struct PieceRunner : Piece {
       } else {
         PackPanel(p, deep, j, of_b);
       }
-      const PackedBlocks::Order order = blocks.OrderAt(p, deep);
       const bool last = p + deep == k;
       // The rows of tiles differ by one at most: tiles of few rows are slow.
       const int64_t tiles = (rows + packed.rows - 1) / packed.rows;
-      PackedAhead ahead = Ahead(p + deep, j);
+      PackedAhead ahead = After(p, j);
       for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t r = rows * tile / tiles, height = rows * (tile + 1) / tiles - r;
-        const PackedSteps steps{of_a + r * kPackedStride, panel, line, deep / blocks.parts,
-                                blocks.parts};
-        float* own = sums + r * packed.cols;
-        const PackedSums before{own + order.first * size, order.count, size};
-        const auto* table = blocks.parts > 1 ? packed.tree : packed.tile;
-        table[height](steps, ahead, before, last ? to + r * ld : own + order.to * size,
-                      last ? ld : packed.cols);
+        float* before = sums + r * packed.cols;
+        packed.tile[height](of_a + (p / kPackedDepth * rows + r) * kPackedStride, panel, line, deep,
+                            ahead, p == 0 ? nullptr : before, last ? to + r * ld : before,
+                            last ? ld : packed.cols);
         ahead.from = nullptr;
       }
     }
@@ -326,38 +268,162 @@ struct PieceRunner : Piece {
 
   void Packed() const {
     const int64_t m = a.rows, n = b.cols;
-    const PackedBlocks in_blocks(a.cols, std::max<int64_t>(1, parts));
-    const int64_t deep_blocks = in_blocks.count();
+    const int64_t deep_blocks = (a.cols + kPackedDepth - 1) / kPackedDepth;
     const int64_t fitting = kPackedBytesA / (deep_blocks * kPackedStride * 4);
     const int64_t most = std::min(kPackedMostRows, std::max<int64_t>(packed.rows, fitting));
     const int64_t blocks = (m + most - 1) / most, height = (m + blocks - 1) / blocks;
     const bool direct = target_type == kFloat32;
     float* of_a = scratch_a.Floats(height * deep_blocks * kPackedStride);
     float* of_b = scratch_b.Floats(kPackedDepth * packed.cols);
-    const int64_t partial_cols = packed.cols * (1 + in_blocks.levels());
-    float* sums = scratch_c.Floats(height * (partial_cols + (direct ? 0 : kPackedFinishCols)));
+    float* sums = scratch_c.Floats(height * (packed.cols + (direct ? 0 : kPackedFinishCols)));
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t i = m * block / blocks, rows = m * (block + 1) / blocks - i;
-      PackRows(in_blocks, i, rows, of_a);
+      PackRows(i, rows, of_a);
       for (int64_t first = 0; first < n; first += kPackedFinishCols) {
         const int64_t end = std::min(n, first + kPackedFinishCols);
-        float* to = direct ? reinterpret_cast<float*>(At(i, first)) : sums + height * partial_cols;
+        float* to = direct ? reinterpret_cast<float*>(At(i, first)) : sums + height * packed.cols;
         const int64_t ld = direct ? ld_target : kPackedFinishCols;
         int64_t j = first;
         for (; j + (direct ? packed.cols : 1) <= end; j += packed.cols) {
-          PackedPanel(in_blocks, of_a, rows, j, of_b, sums, to + (j - first), ld);
+          PackedPanel(of_a, rows, j, of_b, sums, to + (j - first), ld);
         }
         const int64_t done = std::min(j, end);
         if (!direct || (num_steps > 0 && done > first))
           Finish(to, ld, i, rows, first, done - first);
         if (done < end) {
           // The target has no room for a whole panel.
-          PackedPanel(in_blocks, of_a, rows, done, of_b, sums, sums, packed.cols);
+          PackedPanel(of_a, rows, done, of_b, sums, sums, packed.cols);
           Finish(sums, packed.cols, i, rows, done, end - done);
         }
       }
     }
   }
+
+#if defined(__x86_64__)
+  void InFixedOrder() const {
+    const Parts all{parts, a.cols / parts};
+    if (a.rows <= (b.plain() ? kSkinnyRows : kFixedOrderKernels.few_rows)) {
+      FewRowsInFixedOrder(all);
+    } else {
+      BlocksInFixedOrder(all);
+    }
+  }
+
+  void FewRowsInFixedOrder(const Parts& all) const {
+    const int64_t m = a.rows, n = b.cols, k = a.cols;
+    const float* x = reinterpret_cast<const float*>(a.data);
+    int64_t ldx = a.row;
+    if (type != kFloat32 || a.col != 1) {
+      float* widened = scratch_a.Floats(m * k);
+      WidenTo(a, widened, k);
+      x = widened;
+      ldx = k;
+    }
+    if (b.plain()) {
+      float* to = scratch_b.Floats(m * k);
+      for (int64_t i = 0; i < m; ++i) OrderLanes(all, x + i * ldx, to + i * k);
+      x = to;
+      ldx = k;
+    }
+    const bool direct = target_type == kFloat32, finish = !direct || num_steps > 0;
+    // The sums stay in a cache until the steps are applied.
+    const int64_t most = finish ? std::max<int64_t>(64, kStepBytes / 4 / m / 64 * 64) : n;
+    const int64_t cols = std::min(n, most);
+    for (int64_t j = 0; j < n; j += cols) {
+      const int64_t width = std::min(cols, n - j);
+      float* sums = direct ? reinterpret_cast<float*>(At(0, j)) : scratch_c.Floats(m * cols);
+      const int64_t ld = direct ? ld_target : cols;
+      const Weights weights{b.Block(type, 0, k, j, width).data, b.ld()};
+      if (b.plain()) {
+        kFixedOrderKernels.along_n[type][m - 1](x, ldx, weights, all, width, sums, ld);
+      } else {
+        kFixedOrderKernels.few[type](x, ldx, m, weights, all, width, sums, ld);
+      }
+      if (finish) Finish(sums, ld, 0, m, j, width);
+    }
+  }
+
+  /*! \brief Store the lanes of each part one after another (see FixedOrderKernels::along_n). */
+  static void OrderLanes(const Parts& all, const float* from, float* to) {
+    for (int64_t part = 0; part < all.count; ++part, from += all.size) {
+      for (int64_t lane = 0; lane < kFixedOrderLanes; ++lane) {
+        for (int64_t p = lane; p < all.size; p += kFixedOrderLanes) *to++ = from[p];
+      }
+    }
+  }
+
+  /*! \brief Widen `count` rows of a matrix as lines of `deep` elements, which are contiguous along
+   *         its columns. */
+  void PackAlongCols(const Matrix& from, float* to, int64_t ld) const {
+    if (from.plain()) {
+      packed.lines[type](from.data, from.row, from.rows, from.cols, from.cols, to, ld);
+    } else {
+      packed.transposed[type](from.data, from.col, from.cols, from.rows, from.cols, to, ld);
+    }
+  }
+
+  /*! \brief Multiply blocks of some parts of k, one after another for each block of columns. */
+  void BlocksInFixedOrder(const Parts& all) const {
+    const int64_t m = a.rows, n = b.cols;
+    Parts some{1, all.size};
+    while (some.count < all.count && 2 * some.count * all.size <= kPackedDepth) some.count *= 2;
+    const int64_t depth = some.count * some.size, units = all.count / some.count;
+    // Rows whose distance is a large power of two would compete for a set of the cache.
+    const int64_t ld = (depth + 15) / 16 * 16 + 16;
+    const int64_t fitting = kPackedBytesA / (units * ld * 4);
+    const int64_t most = std::clamp<int64_t>(fitting, 48, kPackedMostRows);
+    const int64_t blocks = (m + most - 1) / most, height = (m + blocks - 1) / blocks;
+    const int64_t width =
+        std::clamp<int64_t>(kFixedOrderBytesOfB / (ld * 4) / 4 * 4, 4, kFixedOrderCols);
+    const bool direct = target_type == kFloat32;
+    // Copying b costs more than it saves for few rows.
+    const bool in_place = type == kFloat32 && !b.plain() && m <= kFixedOrderInPlaceRows;
+    float* of_a = scratch_a.Floats(units * height * ld);
+    float* of_b = scratch_b.Floats(width * ld);
+    const int64_t level_floats =
+        __builtin_ctzll(units) * kFixedOrderKernels.level_size(height, width);
+    float* levels = scratch_c.Floats(level_floats + (direct ? 0 : height * kPackedFinishCols));
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t i = m * block / blocks, rows = m * (block + 1) / blocks - i;
+      for (int64_t unit = 0; unit < units; ++unit) {
+        PackAlongCols(a.Block(type, i, rows, unit * depth, depth), of_a + unit * rows * ld, ld);
+      }
+      for (int64_t first = 0; first < n; first += kPackedFinishCols) {
+        const int64_t end = std::min(n, first + kPackedFinishCols);
+        float* to = direct ? reinterpret_cast<float*>(At(i, first)) : levels + level_floats;
+        const int64_t ld_to = direct ? ld_target : kPackedFinishCols;
+        for (int64_t j = first; j < end; j += width) {
+          const int64_t cols = std::min(width, end - j);
+          for (int64_t unit = 0; unit < units; ++unit) {
+            const Matrix lines = b.Block(type, unit * depth, depth, j, cols).Transposed();
+            FixedOrderBlock part{
+                of_a + unit * rows * ld, ld, rows, of_b, ld, cols, some, unit, units};
+            if (in_place) {
+              part.weights = reinterpret_cast<const float*>(lines.data);
+              part.ldw = lines.row;
+            } else {
+              PackAlongCols(lines, of_b, ld);
+            }
+            const bool same = unit + 1 < units;
+            const int64_t next = same ? j : j + width;
+            if (next < n) {
+              const int64_t row = same ? unit * depth + depth : 0;
+              const Matrix ahead = b.Block(type, row, depth, next, std::min(width, n - next));
+              part.next = ahead.data;
+              part.next_stride = b.ld() * SizeOf(type);
+              part.next_lines = b.plain() ? depth : ahead.cols;
+              part.next_bytes = (b.plain() ? ahead.cols : depth) * SizeOf(type);
+            }
+            kFixedOrderKernels.block(part, levels, to + (j - first), ld_to);
+          }
+        }
+        if (!direct || num_steps > 0) Finish(to, ld_to, i, rows, first, end - first);
+      }
+    }
+  }
+#else
+  void InFixedOrder() const {}  // OrdersSums returns false
+#endif
 
   void Float32() const {
     const int64_t n = b.cols;
