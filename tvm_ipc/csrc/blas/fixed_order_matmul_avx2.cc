@@ -331,7 +331,7 @@ void AxpyInFixedOrder(const float* x, int64_t ldx, Weights weights, const Parts&
 }  // namespace
 
 constexpr FixedOrderKernels kFixedOrderKernels = {
-    2 * kFixedTileRows,
+    6 * kFixedTileRows,
     {FewRowsInFixedOrder<kFloat16>, FewRowsInFixedOrder<kBFloat16>, FewRowsInFixedOrder<kFloat32>},
     {TVM_IPC_FIXED_AXPY(kFloat16), TVM_IPC_FIXED_AXPY(kBFloat16), TVM_IPC_FIXED_AXPY(kFloat32)},
     FixedOrderTiles,
