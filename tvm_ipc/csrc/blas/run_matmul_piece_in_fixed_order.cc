@@ -27,7 +27,7 @@ constexpr int64_t kBytesOfA = 16 << 20, kMostRows = 512;
 // Sums of few rows, and columns of many, after which steps are applied.
 constexpr int64_t kFinishedFloats = 1 << 18, kFinishedCols = 1024;
 
-thread_local Scratch scratch_x, scratch_w, scratch_sums;
+thread_local Scratch scratch_x, scratch_w, scratch_sums, scratch_levels;
 
 struct FixedOrderRunner : Piece {
   explicit FixedOrderRunner(const Piece& piece) : Piece(piece) {}
@@ -59,6 +59,8 @@ struct FixedOrderRunner : Piece {
       x = to;
       ldx = k;
     }
+    const int64_t vectors = kFixedOrderLanes + __builtin_ctzll(all.count);
+    float* scratch = b.plain() ? scratch_levels.Floats(vectors * kAlongNFloats) : nullptr;
     const bool direct = target_type == kFloat32, finish = !direct || num_steps > 0;
     // The sums stay in a cache until the steps are applied.
     const int64_t most = finish ? std::max<int64_t>(64, kFinishedFloats / m / 64 * 64) : n;
@@ -69,7 +71,7 @@ struct FixedOrderRunner : Piece {
       const int64_t ld = direct ? ld_target : cols;
       const Weights weights{b.Block(type, 0, k, j, width).data, b.ld()};
       if (b.plain()) {
-        kFixedOrderKernels.along_n[type][m - 1](x, ldx, weights, all, width, sums, ld);
+        kFixedOrderKernels.along_n[type][m - 1](x, ldx, weights, all, width, sums, ld, scratch);
       } else {
         kFixedOrderKernels.few[type](x, ldx, m, weights, all, width, sums, ld);
       }
