@@ -270,7 +270,7 @@ struct FixedOrderKernels {
   FixedOrderAlongNFn along_n[kFloat32 + 1][kSkinnyRows];
   /*!
    * \brief Compute the sums of a block. Sums that wait for those of other blocks are in `levels`,
-   *        which has LevelSize floats for each digit of block.count - 1. The last block stores to
+   *        which has level_size floats for each digit of block.count - 1. The last block stores to
    *        y.
    */
   void (*block)(const FixedOrderBlock& block, float* levels, float* y, int64_t ldy);
