@@ -152,12 +152,12 @@ void CheckOrder(FloatType type, const Shape& shape) {
 }
 
 /*! \brief Check sums that are zeros of either sign, and products that are too small. */
-void CheckZeros(FloatType type, double tiny) {
+void CheckZeros(FloatType type, double tiny, int64_t k) {
   for (int64_t parts : {1, 2, 4}) {
     for (int64_t m : {1, 3, 5, 40}) {
-      Case test(type, {m, 8, 70, parts});
-      for (int64_t i = 0; i < m * 8; ++i) test.a.elements.Set(i, test.a.elements.values[i] = tiny);
-      for (int64_t i = 0; i < 8 * 70; ++i) {
+      Case test(type, {m, k, 70, parts});
+      for (int64_t i = 0; i < m * k; ++i) test.a.elements.Set(i, test.a.elements.values[i] = tiny);
+      for (int64_t i = 0; i < k * 70; ++i) {
         // -2^-160 rounds to -0, also if it is added to +0. The products of 0 and -0.5 do not.
         const double size = tiny == 0 ? 0.5 : tiny;
         test.b.elements.Set(i, test.b.elements.values[i] = i % 50 == 0 ? size : -size);
@@ -250,8 +250,11 @@ int main() {
     ++kinds;
     for (FloatType type : {kFloat16, kBFloat16, kFloat32}) {
       for (const Shape& shape : shapes) CheckOrder(type, shape);
-      if (type != kFloat16) CheckZeros(type, std::ldexp(1.0, -80));
-      CheckZeros(type, 0);
+      // With 24 and 60 steps, the zeros after those of a part are added to sums that are -0.
+      for (int64_t k : {8, 24, 60}) {
+        if (type != kFloat16) CheckZeros(type, std::ldexp(1.0, -80), k);
+        CheckZeros(type, 0, k);
+      }
       CheckSpecial(type);
     }
   }

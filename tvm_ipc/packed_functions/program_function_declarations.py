@@ -216,8 +216,8 @@ MATMUL: Final = Function(
     "out: Tensor)",
     "matmul of a and b, whose axes are permuted first, and an epilogue; axes and steps (numbers of "
     "Epilogue) are packed by pack_digits, 0 for none. parts is 0 for sums in the fastest order, or "
-    "a power of two that divides the inner dimension: each part is added up in eight lanes, and the "
-    "sums of parts as a balanced binary tree",
+    "a power of two that divides the inner dimension: each part is added up in eight lanes, and "
+    "the sums of parts as a balanced binary tree",
     reads=("a", "b", "operands"),
     writes=("out",),
     registered=Registered.UNTYPED,

@@ -264,9 +264,6 @@ void FixedOrderTiles(const FixedOrderBlock& block, float* levels, float* y, int6
   }
 }
 
-/*! \brief Columns per block of a matmul of one row, whose lanes stay in the L1 cache. */
-constexpr int64_t kFixedAxpyCols = 512;
-
 /*! \brief Add the lanes of `count` columns. Zeros follow the lanes from `rest` on if it is not 0.
  */
 TVM_IPC_INLINE Floats SumLanes(const float* lanes, int64_t stride, int64_t rest) {
@@ -283,10 +280,10 @@ TVM_IPC_INLINE Floats SumLanes(const float* lanes, int64_t stride, int64_t rest)
  *         follow each other. */
 template <FloatType type, int kRows>
 void AxpyInFixedOrder(const float* x, int64_t ldx, Weights weights, const Parts& parts, int64_t n,
-                      float* y, int64_t ldy) {
-  constexpr int64_t kBlock = kFixedAxpyCols / kRows / kLanes * kLanes;
-  alignas(Isa::kBytes) float lanes[kLanes][kRows * kBlock];
-  alignas(Isa::kBytes) float levels[kFixedLevels][kRows * kBlock];
+                      float* y, int64_t ldy, float* scratch) {
+  constexpr int64_t kBlock = kAlongNFloats / kRows / kLanes * kLanes;
+  auto lanes = reinterpret_cast<float (*)[kAlongNFloats]>(scratch);
+  auto levels = lanes + kLanes;
   const int64_t stride = weights.ld * Format<type>::kSize, rest = parts.size % kLanes;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t cols = n - begin < kBlock ? n - begin : kBlock;
@@ -297,7 +294,7 @@ void AxpyInFixedOrder(const float* x, int64_t ldx, Weights weights, const Parts&
         const int64_t deep = (parts.size - q + kLanes - 1) / kLanes;
         if (deep > 0) {
           AxpyStretch<type, kRows>(of_x, ldx, w + q * stride, kLanes * stride, deep, cols, lanes[q],
-                                   kBlock);
+                                   kBlock, stride);
         } else {
           __builtin_memset(lanes[q], 0, sizeof(lanes[q]));
         }
@@ -307,7 +304,7 @@ void AxpyInFixedOrder(const float* x, int64_t ldx, Weights weights, const Parts&
       for (int64_t r = 0; r < kRows; ++r) {
         for (int64_t j = 0; j < cols; j += kLanes) {
           const int64_t at = r * kBlock + j;
-          Floats sum = SumLanes(lanes[0] + at, kRows * kBlock, rest);
+          Floats sum = SumLanes(lanes[0] + at, kAlongNFloats, rest);
           for (int level = 0; level < full; ++level) {
             sum += Format<kFloat32>::Load((const char*)(levels[level] + at));
           }
@@ -331,7 +328,7 @@ void AxpyInFixedOrder(const float* x, int64_t ldx, Weights weights, const Parts&
 }  // namespace
 
 constexpr FixedOrderKernels kFixedOrderKernels = {
-    2 * kFixedTileRows,
+    6 * kFixedTileRows,
     {FewRowsInFixedOrder<kFloat16>, FewRowsInFixedOrder<kBFloat16>, FewRowsInFixedOrder<kFloat32>},
     {TVM_IPC_FIXED_AXPY(kFloat16), TVM_IPC_FIXED_AXPY(kBFloat16), TVM_IPC_FIXED_AXPY(kFloat32)},
     FixedOrderTiles,

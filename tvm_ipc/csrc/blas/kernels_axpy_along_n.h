@@ -18,7 +18,7 @@ namespace {
  */
 template <FloatType type, int kRows, int kDepth, bool kFirst>
 TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_t stride, int64_t n,
-                              float* y, int64_t ldy) {
+                              float* y, int64_t ldy, int64_t ahead) {
   constexpr int64_t kSize = Format<type>::kSize;
   Floats scale[kRows][kDepth];
   for (int r = 0; r < kRows; ++r) {
@@ -34,7 +34,7 @@ TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_
 #pragma GCC unroll 8
     for (int d = 0; d < kDepth; ++d) {
       const char* p = w + d * stride + j * kSize;
-      if (kDepth > 1) __builtin_prefetch(p + kDepth * stride, 0, 2);
+      if (kDepth > 1) __builtin_prefetch(p + ahead, 0, 2);
       Floats weights = Format<type>::Load(p);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) sums[r] = Isa::Fma(scale[r][d], weights, sums[r]);
@@ -54,22 +54,25 @@ TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_
   }
 }
 
+/*! \brief Add up k rows of weights, and prefetch those that are `ahead` bytes after each, or the
+ * next ones if it is 0. */
 template <FloatType type, int kRows>
 TVM_IPC_INLINE void AxpyStretch(const float* x, int64_t ldx, const char* w, int64_t stride,
-                                int64_t k, int64_t n, float* y, int64_t ldy) {
+                                int64_t k, int64_t n, float* y, int64_t ldy, int64_t ahead = 0) {
   constexpr int kDepth = kRows == 1 ? 8 : 4;
+  if (ahead == 0) ahead = kDepth * stride;
   int64_t i = 0;
   if (k >= kDepth) {
-    AxpyBlock<type, kRows, kDepth, true>(x, ldx, w, stride, n, y, ldy);
+    AxpyBlock<type, kRows, kDepth, true>(x, ldx, w, stride, n, y, ldy, ahead);
     for (i = kDepth; i + kDepth <= k; i += kDepth) {
-      AxpyBlock<type, kRows, kDepth, false>(x + i, ldx, w + i * stride, stride, n, y, ldy);
+      AxpyBlock<type, kRows, kDepth, false>(x + i, ldx, w + i * stride, stride, n, y, ldy, ahead);
     }
   } else {
-    AxpyBlock<type, kRows, 1, true>(x, ldx, w, stride, n, y, ldy);
+    AxpyBlock<type, kRows, 1, true>(x, ldx, w, stride, n, y, ldy, ahead);
     i = 1;
   }
   for (; i < k; ++i) {
-    AxpyBlock<type, kRows, 1, false>(x + i, ldx, w + i * stride, stride, n, y, ldy);
+    AxpyBlock<type, kRows, 1, false>(x + i, ldx, w + i * stride, stride, n, y, ldy, ahead);
   }
 }
 

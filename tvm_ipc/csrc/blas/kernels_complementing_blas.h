@@ -235,9 +235,12 @@ constexpr int64_t kFixedOrderLanes = 8;
 using FixedOrderFn = void (*)(const float* x, int64_t ldx, int64_t rows, Weights weights,
                               const Parts& parts, int64_t n, float* y, int64_t ldy);
 
-/*! \brief Compute y[r][n] = sum over k of x[r][k] * weights[k][n]. */
+/*! \brief Compute y[r][n] = sum over k of x[r][k] * weights[k][n]. `scratch` has kAlongNFloats
+ *         elements for each lane and each level of the tree. */
 using FixedOrderAlongNFn = void (*)(const float* x, int64_t ldx, Weights weights,
-                                    const Parts& parts, int64_t n, float* y, int64_t ldy);
+                                    const Parts& parts, int64_t n, float* y, int64_t ldy,
+                                    float* scratch);
+constexpr int64_t kAlongNFloats = 2048;
 
 /*! \brief A block of a matmul of many rows: some parts of k. Both operands are float32 and
  *         contiguous along k. */
@@ -267,7 +270,7 @@ struct FixedOrderKernels {
   FixedOrderAlongNFn along_n[kFloat32 + 1][kSkinnyRows];
   /*!
    * \brief Compute the sums of a block. Sums that wait for those of other blocks are in `levels`,
-   *        which has LevelSize floats for each digit of block.count - 1. The last block stores to
+   *        which has level_size floats for each digit of block.count - 1. The last block stores to
    *        y.
    */
   void (*block)(const FixedOrderBlock& block, float* levels, float* y, int64_t ldy);

@@ -50,10 +50,6 @@ constexpr int64_t kPackedMostRows = 512;
 constexpr int64_t kPackedFinishCols = 1024;
 // Bytes of b, contiguous along n, that are read in place for any number of rows.
 constexpr int64_t kPackedInPlaceBytes = 128 << 10;
-// Bytes and columns of a block of b whose sums have a fixed order.
-constexpr int64_t kFixedOrderBytesOfB = 256 << 10, kFixedOrderCols = 64;
-// The most rows for which float32 b, contiguous along k, is not copied.
-constexpr int64_t kFixedOrderInPlaceRows = 32;
 // Steps of k that are summed in tile registers. Further partial sums are added outside of them,
 // because the rounding error of a sum grows with the number of its terms.
 constexpr int64_t kStretchSteps = 4096 / kTileStep;
@@ -84,31 +80,13 @@ struct PieceRunner : Piece {
   const TileKernels* tiles = type == kBFloat16 ? CurrentTiles() : nullptr;
   const DotFn pair_dot = type == kBFloat16 ? CurrentPairDot() : nullptr;
 
-  char* At(int64_t i, int64_t j) const {
-    return target + (i * ld_target + j) * SizeOf(target_type);
-  }
-
-  /*! \brief Apply the steps to a block of sums and store it. */
-  void Finish(const float* sums, int64_t ld, int64_t i, int64_t rows, int64_t j,
-              int64_t cols) const {
-    Step moved[kMaxSteps];
-    for (int s = 0; s < num_steps; ++s) {
-      moved[s] = steps[s];
-      if (moved[s].operand != nullptr) {
-        moved[s].operand +=
-            (i * moved[s].row_stride + j * moved[s].col_stride) * SizeOf(moved[s].type);
-      }
-    }
-    kernels.finish(sums, ld, rows, cols, moved, num_steps, At(i, j), target_type, ld_target);
-  }
-
   void Run() const {
     if (type == kFloat64) {
       Float64();
     } else if (a.cols == 0) {
       Nothing();
     } else if (parts > 0) {
-      InFixedOrder();
+      RunPieceInFixedOrder(*this);
     } else if (InPlace()) {
       FewRows();
     } else if (type == kBFloat16 && tiles != nullptr) {
@@ -299,132 +277,6 @@ struct PieceRunner : Piece {
     }
   }
 
-#if defined(__x86_64__)
-  void InFixedOrder() const {
-    const Parts all{parts, a.cols / parts};
-    if (a.rows <= (b.plain() ? kSkinnyRows : kFixedOrderKernels.few_rows)) {
-      FewRowsInFixedOrder(all);
-    } else {
-      BlocksInFixedOrder(all);
-    }
-  }
-
-  void FewRowsInFixedOrder(const Parts& all) const {
-    const int64_t m = a.rows, n = b.cols, k = a.cols;
-    const float* x = reinterpret_cast<const float*>(a.data);
-    int64_t ldx = a.row;
-    if (type != kFloat32 || a.col != 1) {
-      float* widened = scratch_a.Floats(m * k);
-      WidenTo(a, widened, k);
-      x = widened;
-      ldx = k;
-    }
-    if (b.plain()) {
-      float* to = scratch_b.Floats(m * k);
-      for (int64_t i = 0; i < m; ++i) OrderLanes(all, x + i * ldx, to + i * k);
-      x = to;
-      ldx = k;
-    }
-    const bool direct = target_type == kFloat32, finish = !direct || num_steps > 0;
-    // The sums stay in a cache until the steps are applied.
-    const int64_t most = finish ? std::max<int64_t>(64, kStepBytes / 4 / m / 64 * 64) : n;
-    const int64_t cols = std::min(n, most);
-    for (int64_t j = 0; j < n; j += cols) {
-      const int64_t width = std::min(cols, n - j);
-      float* sums = direct ? reinterpret_cast<float*>(At(0, j)) : scratch_c.Floats(m * cols);
-      const int64_t ld = direct ? ld_target : cols;
-      const Weights weights{b.Block(type, 0, k, j, width).data, b.ld()};
-      if (b.plain()) {
-        kFixedOrderKernels.along_n[type][m - 1](x, ldx, weights, all, width, sums, ld);
-      } else {
-        kFixedOrderKernels.few[type](x, ldx, m, weights, all, width, sums, ld);
-      }
-      if (finish) Finish(sums, ld, 0, m, j, width);
-    }
-  }
-
-  /*! \brief Store the lanes of each part one after another (see FixedOrderKernels::along_n). */
-  static void OrderLanes(const Parts& all, const float* from, float* to) {
-    for (int64_t part = 0; part < all.count; ++part, from += all.size) {
-      for (int64_t lane = 0; lane < kFixedOrderLanes; ++lane) {
-        for (int64_t p = lane; p < all.size; p += kFixedOrderLanes) *to++ = from[p];
-      }
-    }
-  }
-
-  /*! \brief Widen `count` rows of a matrix as lines of `deep` elements, which are contiguous along
-   *         its columns. */
-  void PackAlongCols(const Matrix& from, float* to, int64_t ld) const {
-    if (from.plain()) {
-      packed.lines[type](from.data, from.row, from.rows, from.cols, from.cols, to, ld);
-    } else {
-      packed.transposed[type](from.data, from.col, from.cols, from.rows, from.cols, to, ld);
-    }
-  }
-
-  /*! \brief Multiply blocks of some parts of k, one after another for each block of columns. */
-  void BlocksInFixedOrder(const Parts& all) const {
-    const int64_t m = a.rows, n = b.cols;
-    Parts some{1, all.size};
-    while (some.count < all.count && 2 * some.count * all.size <= kPackedDepth) some.count *= 2;
-    const int64_t depth = some.count * some.size, units = all.count / some.count;
-    // Rows whose distance is a large power of two would compete for a set of the cache.
-    const int64_t ld = (depth + 15) / 16 * 16 + 16;
-    const int64_t fitting = kPackedBytesA / (units * ld * 4);
-    const int64_t most = std::clamp<int64_t>(fitting, 48, kPackedMostRows);
-    const int64_t blocks = (m + most - 1) / most, height = (m + blocks - 1) / blocks;
-    const int64_t width =
-        std::clamp<int64_t>(kFixedOrderBytesOfB / (ld * 4) / 4 * 4, 4, kFixedOrderCols);
-    const bool direct = target_type == kFloat32;
-    // Copying b costs more than it saves for few rows.
-    const bool in_place = type == kFloat32 && !b.plain() && m <= kFixedOrderInPlaceRows;
-    float* of_a = scratch_a.Floats(units * height * ld);
-    float* of_b = scratch_b.Floats(width * ld);
-    const int64_t level_floats =
-        __builtin_ctzll(units) * kFixedOrderKernels.level_size(height, width);
-    float* levels = scratch_c.Floats(level_floats + (direct ? 0 : height * kPackedFinishCols));
-    for (int64_t block = 0; block < blocks; ++block) {
-      const int64_t i = m * block / blocks, rows = m * (block + 1) / blocks - i;
-      for (int64_t unit = 0; unit < units; ++unit) {
-        PackAlongCols(a.Block(type, i, rows, unit * depth, depth), of_a + unit * rows * ld, ld);
-      }
-      for (int64_t first = 0; first < n; first += kPackedFinishCols) {
-        const int64_t end = std::min(n, first + kPackedFinishCols);
-        float* to = direct ? reinterpret_cast<float*>(At(i, first)) : levels + level_floats;
-        const int64_t ld_to = direct ? ld_target : kPackedFinishCols;
-        for (int64_t j = first; j < end; j += width) {
-          const int64_t cols = std::min(width, end - j);
-          for (int64_t unit = 0; unit < units; ++unit) {
-            const Matrix lines = b.Block(type, unit * depth, depth, j, cols).Transposed();
-            FixedOrderBlock part{
-                of_a + unit * rows * ld, ld, rows, of_b, ld, cols, some, unit, units};
-            if (in_place) {
-              part.weights = reinterpret_cast<const float*>(lines.data);
-              part.ldw = lines.row;
-            } else {
-              PackAlongCols(lines, of_b, ld);
-            }
-            const bool same = unit + 1 < units;
-            const int64_t next = same ? j : j + width;
-            if (next < n) {
-              const int64_t row = same ? unit * depth + depth : 0;
-              const Matrix ahead = b.Block(type, row, depth, next, std::min(width, n - next));
-              part.next = ahead.data;
-              part.next_stride = b.ld() * SizeOf(type);
-              part.next_lines = b.plain() ? depth : ahead.cols;
-              part.next_bytes = (b.plain() ? ahead.cols : depth) * SizeOf(type);
-            }
-            kFixedOrderKernels.block(part, levels, to + (j - first), ld_to);
-          }
-        }
-        if (!direct || num_steps > 0) Finish(to, ld_to, i, rows, first, end - first);
-      }
-    }
-  }
-#else
-  void InFixedOrder() const {}  // OrdersSums returns false
-#endif
-
   void Float32() const {
     const int64_t n = b.cols;
     const bool direct = target_type == kFloat32;
@@ -535,23 +387,6 @@ struct PieceRunner : Piece {
     return Like(from, to);
   }
 
-  /*! \brief Widen into rows that are `ld` elements apart, whatever the memory order of `from`. Only
-   *         for few rows. */
-  void WidenTo(const Matrix& from, float* to, int64_t ld) const {
-    if (from.col == 1) {
-      for (int64_t i = 0; i < from.rows; ++i) {
-        kernels.widen[type](to + i * ld, from.data + i * from.row * SizeOf(type), from.cols);
-      }
-      return;
-    }
-    for (int64_t j = 0; j < from.cols; ++j) {
-      for (int64_t i = 0; i < from.rows; ++i) {
-        kernels.widen[type](to + i * ld + j,
-                            from.data + (i * from.row + j * from.col) * SizeOf(type), 1);
-      }
-    }
-  }
-
   void Float64() const {
     const int64_t m = a.rows, n = b.cols;
     double* sums = reinterpret_cast<double*>(target);
@@ -606,6 +441,35 @@ struct PieceRunner : Piece {
 };
 
 }  // namespace
+
+void Piece::Finish(const float* sums, int64_t ld, int64_t i, int64_t rows, int64_t j,
+                   int64_t cols) const {
+  Step moved[kMaxSteps];
+  for (int s = 0; s < num_steps; ++s) {
+    moved[s] = steps[s];
+    if (moved[s].operand != nullptr) {
+      moved[s].operand +=
+          (i * moved[s].row_stride + j * moved[s].col_stride) * SizeOf(moved[s].type);
+    }
+  }
+  CurrentBlasKernels().finish(sums, ld, rows, cols, moved, num_steps, At(i, j), target_type,
+                              ld_target);
+}
+
+void Piece::WidenTo(const Matrix& from, float* to, int64_t ld) const {
+  const auto widen = CurrentBlasKernels().widen[type];
+  if (from.col == 1) {
+    for (int64_t i = 0; i < from.rows; ++i) {
+      widen(to + i * ld, from.data + i * from.row * SizeOf(type), from.cols);
+    }
+    return;
+  }
+  for (int64_t j = 0; j < from.cols; ++j) {
+    for (int64_t i = 0; i < from.rows; ++i) {
+      widen(to + i * ld + j, from.data + (i * from.row + j * from.col) * SizeOf(type), 1);
+    }
+  }
+}
 
 void RunPiece(const Piece& piece) { PieceRunner(piece).Run(); }
 

@@ -44,11 +44,24 @@ struct Piece {
   int num_steps;
   const Step* steps;
   int64_t parts;  // of k, see Product
+
+  char* At(int64_t i, int64_t j) const {
+    return target + (i * ld_target + j) * SizeOf(target_type);
+  }
+  /*! \brief Apply the steps to a block of sums and store it. */
+  void Finish(const float* sums, int64_t ld, int64_t i, int64_t rows, int64_t j,
+              int64_t cols) const;
+  /*! \brief Widen into rows that are `ld` elements apart, whatever the memory order of `from`. Only
+   *         for few rows. */
+  void WidenTo(const Matrix& from, float* to, int64_t ld) const;
 };
 
 constexpr int kMaxSteps = 8;
 
 void RunPiece(const Piece& piece);
+
+/*! \brief Compute a piece with parts > 0 and k > 0. */
+void RunPieceInFixedOrder(const Piece& piece);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_BLAS_RUN_MATMUL_PIECE_H_
