@@ -5,9 +5,9 @@
     python benchmarks/reproducible.py --quick    # few rounds, and a small model
 
 The Llama of `engines.py`, with random weights, is loaded twice into one session: as the default,
-and with `reproducible=True`. Both take turns within each round; a turn is a pause, three tokens that
-are not timed, and one generation from a random prompt. Figures are medians over rounds, and ratios
-are medians of the ratios within rounds.
+and with `reproducible=True`. Both take turns within each round; a turn is a pause, three tokens
+that are not timed, and one generation from a random prompt. Figures are medians over rounds, and
+ratios are medians of the ratios within rounds.
 
 The exit code is 1 if, without --quick, a goal is missed: at most 1.25 times the time of the default
 for the prompt, and 1.05 times for each token after it.
