@@ -93,9 +93,7 @@ def main(arguments: Sequence[str]) -> int:
                 for index, goal in ((0, PREFILL_GOAL), (1, DECODE_GOAL)):
                     count = options.prompt if index == 0 else 1
                     rates = [count / median(t[index] for t in side) for side in (default, fixed)]
-                    ratio = median(
-                        b[index] / a[index] for a, b in zip(default, fixed, strict=True)
-                    )
+                    ratio = median(b[index] / a[index] for a, b in zip(default, fixed, strict=True))
                     row += [*(f"{rate:.1f}" for rate in rates), f"{ratio:.2f}x"]
                     if workers == 2 and ratio > goal:
                         missed.append(f"{row[0]}: {ratio:.2f}x the time, {goal} at most")

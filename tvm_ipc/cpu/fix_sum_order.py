@@ -29,7 +29,7 @@ from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.tvm_moved_names import GenericConst
 
 _NAME: Final = "FixSumOrder"
-#: The parts into which the inner dimension of a matmul is divided, if it is a multiple of that.
+#: The parts of which the inner dimension of a matmul consists, if it is a multiple of that.
 #: Each of several workers has whole parts, so this is also the most workers.
 PARTS: Final = 16
 _WIDE: Final = "float32"
