@@ -18,8 +18,8 @@ namespace tvm_ipc {
 #if defined(__x86_64__)
 namespace {
 
-// Bytes and columns of a block of b.
-constexpr int64_t kBytesOfB = 256 << 10, kBlockOfCols = 64;
+// Bytes, columns, and the most steps of k of a block of b.
+constexpr int64_t kBytesOfB = 256 << 10, kBlockOfCols = 64, kBlockOfSteps = 1024;
 // The most rows for which float32 b, contiguous along k, is not copied.
 constexpr int64_t kInPlaceRows = 32;
 // Bytes and rows of a that are packed at once. b is read again for the rows after them.
@@ -102,7 +102,7 @@ struct FixedOrderRunner : Piece {
   void BlocksInFixedOrder(const Parts& all) const {
     const int64_t m = a.rows, n = b.cols;
     Parts some{1, all.size};
-    while (some.count < all.count && 2 * some.count * all.size <= kPackedDepth) some.count *= 2;
+    while (some.count < all.count && 2 * some.count * all.size <= kBlockOfSteps) some.count *= 2;
     const int64_t depth = some.count * some.size, units = all.count / some.count;
     // Rows whose distance is a large power of two would compete for a set of the cache.
     const int64_t ld = (depth + 15) / 16 * 16 + 16;
