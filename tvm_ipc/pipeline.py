@@ -209,10 +209,9 @@ def get_pipeline(
     )
     rewrite = IPCAllReduceRewrite(allreduce_strategy, num_groups=num_groups)
     use_blas, blas_reason = _blas(target, True if reproducible else blas)
+    matmuls: list[Any] = [OffloadBLAS()] if use_blas else []
     if reproducible:
-        matmuls: Any = FixSumOrder(world_size, num_groups)
-    else:
-        matmuls = OffloadBLAS()
+        matmuls = [FixSumOrder(world_size, num_groups)]
     compilers = (BLAS_COMPILER,) if use_blas else ()
     attention = _attention(target, fuse_attention)
     _check_calibration(overlap, target)
@@ -234,7 +233,7 @@ def get_pipeline(
                 *overlap_passes,
                 *epilogue,
                 *attention,
-                *([matmuls] if use_blas else []),
+                *matmuls,
                 *_for_target(target, "library_dispatch_passes"),
             ],
         ),

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ml_dtypes  # noqa: F401  makes bfloat16 known to NumPy
@@ -159,3 +160,28 @@ def arguments(case: str) -> list[Any]:
     """Values for the parameters of a case."""
     shapes, _, _ = CASES[case]
     return randoms(*(tuple(SIZES.get(d, d) for d in shape) for shape in shapes))
+
+
+_HASHES = """
+import hashlib, numpy as np, tvm, tvm_ffi
+import tvm_ipc.runtime; tvm_ipc.runtime.ready()
+matmul = tvm_ffi.get_global_func("tvm_ipc.blas.matmul")
+random, total = np.random.default_rng(0), hashlib.sha256()
+tensor = lambda *shape: tvm.runtime.tensor(random.standard_normal(shape).astype("float32"))
+for m, k, n in {sizes}:
+    for axes, shape in ((0, (k, n)), (1, (n, k))):
+        out = tvm.runtime.tensor(np.zeros((m, n), "float32"))
+        matmul(0, axes, 0, {parts}, tensor(m, k), tensor(*shape), out)
+        total.update(out.numpy().tobytes())
+print(total.hexdigest())
+"""
+
+
+def assert_same_bits_for_any_threads(
+    run_python: Callable[..., str], parts: int, sizes: Iterable[tuple[int, int, int]]
+) -> None:
+    """Compare float32 matmuls of sizes (m, k, n) on 1 to 4 threads."""
+    program = _HASHES.format(sizes=list(sizes), parts=parts)
+    hashes = {run_python(program, TVM_NUM_THREADS=str(threads)).strip() for threads in (1, 2, 3, 4)}
+    assert len(hashes) == 1
+    assert len(hashes.pop()) == 2 * hashlib.sha256().digest_size

@@ -210,7 +210,7 @@ def test_a_lookup_of_rows_that_other_workers_have_is_exact() -> None:
         ),
         (
             """x: R.Tensor((4, 8), "float32")
-            z = R.call_dps_packed("my.kernel", (x,), out_sinfo=R.Tensor((4, 8), "float32"))""",
+            z = R.call_dps_packed("my.kernel", (x,), out_ty=R.Tensor((4, 8), "float32"))""",
             "my.kernel z: .*: the order of sums in my.kernel is unknown",
         ),
         (
@@ -221,7 +221,7 @@ def test_a_lookup_of_rows_that_other_workers_have_is_exact() -> None:
     ],
 )
 def test_other_sums_are_refused(text: str, reason: str) -> None:
-    mod = module(text.replace("out_sinfo", "out_ty"))
+    mod = module(text)
     with collect_report() as report, pytest.raises(TransformError) as error:
         FixSumOrder(2)(mod)
     assert "1 operator of the program cannot be computed reproducibly" in str(error.value)

@@ -420,7 +420,7 @@ def _truncated(total: Array, ranks: int) -> Array:
     return np.asarray(quotient + ((total % ranks != 0) & (total < 0)))
 
 
-#: What is true of truth values if one of them is.
+#: The reductions of bool that are true if any element is.
 _ANY = (ReduceKind.SUM, ReduceKind.MAX, ReduceKind.TREE_SUM)
 
 _STEP: dict[ReduceKind, Callable[[Array, Array], Array]] = {

@@ -20,7 +20,7 @@ from tvm_ipc.comm.collective_attrs import CollectiveAttrs
 from tvm_ipc.comm.collective_relax_op import dtype_of, is_collective, make
 from tvm_ipc.cpu.blas.find_matmuls_with_epilogues import Matmul, find_matmuls
 from tvm_ipc.cpu.blas.matmuls_to_blas_calls import call_of, unused_permutations
-from tvm_ipc.cpu.operators_with_fixed_order import FLOATS, MOVES, obstacle, wrong_type
+from tvm_ipc.cpu.operators_with_fixed_order import FLOATS, RESHAPES, obstacle, wrong_type
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions import KINDS, MAX_WORKERS
 from tvm_ipc.transform.convert_from_and_to_ccl import from_ccl
@@ -34,7 +34,7 @@ _NAME: Final = "FixSumOrder"
 PARTS: Final = 16
 _WIDE: Final = "float32"
 #: Operators that may stand between a matmul and the all-reduce of its result.
-_BETWEEN: Final = frozenset(f"relax.{name}" for name in MOVES["reshape"])
+_BETWEEN: Final = frozenset(f"relax.{name}" for name in RESHAPES)
 _SHOWN: Final = 8
 
 

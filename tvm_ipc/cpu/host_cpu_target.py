@@ -11,8 +11,8 @@ import tvm_ffi
 from tvm_ipc import arguments
 from tvm_ipc.tvm_private_names import HOST_CPU_FEATURES, LLVM_CPU_FEATURES
 
-#: The processors of reproducible programs, without the instructions that LLVM uses only where it
-#: finds them suitable: a product that is added without being rounded.
+#: Any x86-64 processor with AVX2, without fused multiply-add: LLVM chooses where to use it, and it
+#: rounds once where a multiplication and an addition round twice.
 _REPRODUCIBLE: Final = {"mcpu": "x86-64-v3", "mattr": ["-fma"]}
 
 

@@ -26,31 +26,26 @@ from tvm_ipc.packed_functions.program_function_declarations import (
     BATCH_ATTENTION,
 )
 
-#: Operators that move elements, by what they do.
-MOVES: Final[dict[str, tuple[str, ...]]] = {
-    "reshape": ("expand_dims", "flatten", "permute_dims", "reshape", "squeeze"),
-    "join": ("concat", "split", "stack", "meshgrid"),
-    "select": (
-        *("dynamic_strided_slice", "flip", "gather_elements", "gather_nd", "index_tensor"),
-        *("scatter_elements", "scatter_nd", "slice_scatter", "strided_slice", "take", "tril"),
-        *("triu", "where", "nn.pad", "reverse_sequence", "layout_transform", "index_put"),
-    ),
-    "repeat": ("broadcast_to", "repeat", "tile"),
-    "create": (
-        *("arange", "eye", "eye_like", "full", "full_like", "one_hot", "ones", "ones_like"),
-        *("zeros", "zeros_like", "null_value"),
-    ),
-    "order": (
-        *("argmax", "argmin", "argsort", "bucketize", "max", "min", "nonzero", "sort", "topk"),
-        *("unique", "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d"),
-    ),
-    "describe": ("shape_of", "shape_to_tensor", "size", "tensor_to_shape", "assert_op", "print"),
-    "memory": ("hint_on_device", "to_vdevice", "memory.view", "memory.ensure_zero_offset"),
-}
+#: Operators that reshape or permute a tensor.
+RESHAPES: Final = ("expand_dims", "flatten", "permute_dims", "reshape", "squeeze")
+#: Other operators that move, create, compare or describe elements.
+_MOVES: Final = (
+    *("concat", "split", "stack", "meshgrid"),
+    *("dynamic_strided_slice", "flip", "gather_elements", "gather_nd", "index_tensor"),
+    *("scatter_elements", "scatter_nd", "slice_scatter", "strided_slice", "take", "tril", "triu"),
+    *("where", "nn.pad", "reverse_sequence", "layout_transform", "index_put"),
+    *("broadcast_to", "repeat", "tile"),
+    *("arange", "eye", "eye_like", "full", "full_like", "one_hot", "ones", "ones_like"),
+    *("zeros", "zeros_like", "null_value"),
+    *("argmax", "argmin", "argsort", "bucketize", "max", "min", "nonzero", "sort", "topk"),
+    *("unique", "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d"),
+    *("shape_of", "shape_to_tensor", "size", "tensor_to_shape", "assert_op", "print"),
+    *("hint_on_device", "to_vdevice", "memory.view", "memory.ensure_zero_offset"),
+)
 _WITHOUT_SUMS: Final = frozenset(
     f"relax.{name}"
-    for name in (*UNARY, *BROADCASTING, *(move for group in MOVES.values() for move in group))
-) | {"relax.nn.dropout", "relax.nn.prelu"}
+    for name in (*UNARY, *BROADCASTING, *RESHAPES, *_MOVES, "nn.dropout", "nn.prelu")
+)
 #: Reductions, with the name of the attribute that has their axes.
 _REDUCTIONS: Final = {
     **{f"relax.{name}": "axis" for name in ("mean", "prod", "std", "sum", "variance")},

@@ -105,10 +105,10 @@ constexpr int64_t kFewAttentionRows = 4;
 
 /*!
  * \brief sums[i] += sum over k of values[k * depth + i] * weights[k], as AttentionMatmul computes
- *        it for one row, whose sums and weights are kApart elements apart. The bits are the same,
- *        for each sum adds the same products in the same order.
+ *        it for one row, whose sums and weights are kBlockLanes elements apart. The bits are the
+ * same, for each sum adds the same products in the same order.
  */
-template <typename Terms, int64_t kApart>
+template <typename Terms>
 void AddValuesOfRow(const float* values, int64_t depth, int64_t count, const float* weights,
                     float* sums) {
   constexpr int kVectors = 4;
@@ -116,14 +116,14 @@ void AddValuesOfRow(const float* values, int64_t depth, int64_t count, const flo
   int64_t i = 0;
   for (; i + kStep <= depth; i += kStep) {
     alignas(Isa::kBytes) float own[kStep];
-    for (int64_t j = 0; j < kStep; ++j) own[j] = sums[(i + j) * kApart];
+    for (int64_t j = 0; j < kStep; ++j) own[j] = sums[(i + j) * kBlockLanes];
     Floats sum[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       sum[v] = Format<kFloat32>::Load((const char*)(own + v * kLanes));
     }
     for (int64_t k = 0; k < count; ++k) {
-      const Floats weight = Terms::Broadcast(weights + k * kApart);
+      const Floats weight = Terms::Broadcast(weights + k * kBlockLanes);
       const float* from = values + k * depth + i;
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
@@ -135,19 +135,19 @@ void AddValuesOfRow(const float* values, int64_t depth, int64_t count, const flo
     for (int v = 0; v < kVectors; ++v) {
       Format<kFloat32>::Store((char*)(own + v * kLanes), sum[v]);
     }
-    for (int64_t j = 0; j < kStep; ++j) sums[(i + j) * kApart] = own[j];
+    for (int64_t j = 0; j < kStep; ++j) sums[(i + j) * kBlockLanes] = own[j];
   }
   for (; i < depth; i += kLanes) {
     const int64_t width = depth - i < kLanes ? depth - i : kLanes;
     alignas(Isa::kBytes) float own[kLanes] = {};
-    for (int64_t j = 0; j < width; ++j) own[j] = sums[(i + j) * kApart];
+    for (int64_t j = 0; j < width; ++j) own[j] = sums[(i + j) * kBlockLanes];
     Floats sum = Format<kFloat32>::Load((const char*)own);
     for (int64_t k = 0; k < count; ++k) {
       const Floats value = LoadPart<kFloat32>((const char*)(values + k * depth + i), width);
-      sum = Terms::Add(sum, value, Terms::Broadcast(weights + k * kApart));
+      sum = Terms::Add(sum, value, Terms::Broadcast(weights + k * kBlockLanes));
     }
     Format<kFloat32>::Store((char*)own, sum);
-    for (int64_t j = 0; j < width; ++j) sums[(i + j) * kApart] = own[j];
+    for (int64_t j = 0; j < width; ++j) sums[(i + j) * kBlockLanes] = own[j];
   }
 }
 
@@ -288,7 +288,7 @@ void AttendBlock(const Attention& a, const AttentionRows& rows, const BlockMask&
   const int64_t steps = (count + Terms::kTerms - 1) / Terms::kTerms;
   if (rows.count <= kFewAttentionRows) {
     for (int64_t r = 0; r < rows.count; ++r) {
-      AddValuesOfRow<Terms, kBlockLanes>(values, a.value_depth, steps, scores + r, state.sums + r);
+      AddValuesOfRow<Terms>(values, a.value_depth, steps, scores + r, state.sums + r);
     }
   } else {
     AttentionMatmul<Terms, kVectors, true>(values, 1, a.value_depth, a.value_depth, steps, scores,
