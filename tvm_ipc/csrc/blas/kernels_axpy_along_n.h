@@ -17,8 +17,9 @@ namespace {
  *        loaded and stored once for all of these rows.
  */
 template <FloatType type, int kRows, int kDepth, bool kFirst>
-TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_t stride, int64_t n,
-                              float* y, int64_t ldy, int64_t ahead) {
+TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_t stride,
+                              int64_t pair_stride, int64_t n, float* y, int64_t ldy,
+                              int64_t ahead) {
   constexpr int64_t kSize = Format<type>::kSize;
   Floats scale[kRows][kDepth];
   for (int r = 0; r < kRows; ++r) {
@@ -33,7 +34,7 @@ TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_
     }
 #pragma GCC unroll 8
     for (int d = 0; d < kDepth; ++d) {
-      const char* p = w + d * stride + j * kSize;
+      const char* p = w + d / 2 * pair_stride + d % 2 * stride + j * kSize;
       if (kDepth > 1) __builtin_prefetch(p + ahead, 0, 2);
       Floats weights = Format<type>::Load(p);
 #pragma GCC unroll 8
@@ -47,7 +48,9 @@ TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_
       char* target = (char*)(y + r * ldy + j);
       Floats sum = kFirst ? Floats{} : LoadPart<kFloat32>(target, n - j);
       for (int d = 0; d < kDepth; ++d) {
-        sum = Isa::Fma(scale[r][d], LoadPart<type>(w + d * stride + j * kSize, n - j), sum);
+        sum = Isa::Fma(scale[r][d],
+                       LoadPart<type>(w + d / 2 * pair_stride + d % 2 * stride + j * kSize, n - j),
+                       sum);
       }
       StorePart<kFloat32>(target, sum, n - j);
     }
@@ -55,24 +58,29 @@ TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_
 }
 
 /*! \brief Add up k rows of weights, and prefetch those that are `ahead` bytes after each, or the
- * next ones if it is 0. */
+ * next ones if it is 0. Every other row follows `pair_stride` bytes after the one before it, or
+ * each row `stride` bytes if that is 0. */
 template <FloatType type, int kRows>
 TVM_IPC_INLINE void AxpyStretch(const float* x, int64_t ldx, const char* w, int64_t stride,
-                                int64_t k, int64_t n, float* y, int64_t ldy, int64_t ahead = 0) {
+                                int64_t k, int64_t n, float* y, int64_t ldy, int64_t ahead = 0,
+                                int64_t pair_stride = 0) {
   constexpr int kDepth = kRows == 1 ? 8 : 4;
   if (ahead == 0) ahead = kDepth * stride;
+  if (pair_stride == 0) pair_stride = 2 * stride;
+  auto row = [&](int64_t i) { return w + i / 2 * pair_stride + i % 2 * stride; };
   int64_t i = 0;
   if (k >= kDepth) {
-    AxpyBlock<type, kRows, kDepth, true>(x, ldx, w, stride, n, y, ldy, ahead);
+    AxpyBlock<type, kRows, kDepth, true>(x, ldx, w, stride, pair_stride, n, y, ldy, ahead);
     for (i = kDepth; i + kDepth <= k; i += kDepth) {
-      AxpyBlock<type, kRows, kDepth, false>(x + i, ldx, w + i * stride, stride, n, y, ldy, ahead);
+      AxpyBlock<type, kRows, kDepth, false>(x + i, ldx, row(i), stride, pair_stride, n, y, ldy,
+                                            ahead);
     }
   } else {
-    AxpyBlock<type, kRows, 1, true>(x, ldx, w, stride, n, y, ldy, ahead);
+    AxpyBlock<type, kRows, 1, true>(x, ldx, w, stride, pair_stride, n, y, ldy, ahead);
     i = 1;
   }
   for (; i < k; ++i) {
-    AxpyBlock<type, kRows, 1, false>(x + i, ldx, w + i * stride, stride, n, y, ldy, ahead);
+    AxpyBlock<type, kRows, 1, false>(x + i, ldx, row(i), stride, pair_stride, n, y, ldy, ahead);
   }
 }
 

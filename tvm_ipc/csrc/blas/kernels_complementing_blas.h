@@ -221,17 +221,25 @@ struct BlasKernels {
  * \brief The order of sums over k, which consists of `count`, a power of two, parts of `size`
  * steps.
  *
- * A part has eight lanes. Lane j adds up the products of the steps j, j + 8, j + 16, ... of the
- * part with fused multiply-add, from +0 on; zeros follow the last step, up to a multiple of eight.
- * The sum of the part is ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7)). The sums of parts are
+ * A part consists of groups of eight steps; zeros follow its last step. It has four lanes. Lane j
+ * adds up the products of the steps 2j and 2j + 1 of each group, in this order, with fused
+ * multiply-add, from +0 on. The sum of the part is (l0 + l2) + (l1 + l3). The sums of parts are
  * added as a balanced binary tree: ((p0 + p1) + (p2 + p3)) + ...
  */
 struct Parts {
   int64_t count, size;
 };
-constexpr int64_t kFixedOrderLanes = 8;
+constexpr int64_t kFixedOrderLanes = 4, kFixedOrderGroup = 2 * kFixedOrderLanes;
+/*! \brief Return the number of steps of a lane of a part of `size` steps. */
+inline int64_t StepsOfLane(int64_t size, int64_t lane) {
+  const int64_t rest = size % kFixedOrderGroup - 2 * lane;
+  return size / kFixedOrderGroup * 2 + (rest < 0 ? 0 : rest > 2 ? 2 : rest);
+}
+/*! \brief Columns that are packed together. */
+constexpr int64_t kFixedOrderCols = 8;
 
-/*! \brief Compute y[r][n] = sum over k of x[r][k] * weights[n][k] for up to `few_rows` rows. */
+/*! \brief Compute y[r][n] = sum over k of x[r][k] * weights[n][k] for up to `few_rows` rows. Zeros
+ *         follow each part of x, and groups are in the order of `order_steps`. */
 using FixedOrderFn = void (*)(const float* x, int64_t ldx, int64_t rows, Weights weights,
                               const Parts& parts, int64_t n, float* y, int64_t ldy);
 
@@ -242,19 +250,23 @@ using FixedOrderAlongNFn = void (*)(const float* x, int64_t ldx, Weights weights
                                     float* scratch);
 constexpr int64_t kAlongNFloats = 2048;
 
-/*! \brief A block of a matmul of many rows: some parts of k. Both operands are float32 and
- *         contiguous along k. */
+/*! \brief A block of a matmul of many rows: some parts of k. Both operands are float32. Rows of x
+ *         are contiguous. */
 struct FixedOrderBlock {
   const float* x;
   int64_t ldx, rows;
+  /*! \brief See FixedOrderKernels::pack_along_k. */
   const float* weights;
-  int64_t ldw, cols;
-  Parts parts;           // of this block
+  int64_t cols;
+  Parts parts;           // of this block; their size is a multiple of kFixedOrderGroup
   int64_t index, count;  // of this block, and of those that cover k
   /*! \brief Lines of memory to prefetch meanwhile. */
   const char* next = nullptr;
   int64_t next_stride = 0, next_lines = 0, next_bytes = 0;
 };
+
+using PackFixedOrderFn = void (*)(const char* from, int64_t stride, int64_t steps, int64_t cols,
+                                  float* to, int64_t tile);
 
 /*!
  * \brief Kernels of one order of sums, for all instruction sets: the bits of a sum depend on its
@@ -265,9 +277,19 @@ struct FixedOrderKernels {
   FixedOrderFn few[kFloat32 + 1];  // indexed by the type of the weights
   /*!
    * \brief The same for weights[k][n]. Each part of a row of x has its lanes one after another: the
-   *        steps 0, 8, 16, ..., then 1, 9, 17, ... Indexed by [type][rows - 1].
+   *        steps 0, 1, 8, 9, ..., then 2, 3, 10, 11, ... Indexed by [type][rows - 1].
    */
   FixedOrderAlongNFn along_n[kFloat32 + 1][kSkinnyRows];
+  /*!
+   * \brief Pack weights in tiles of kFixedOrderCols columns, which are `tile` floats apart. A tile
+   *        has eight vectors for each group: its even steps of the columns c and c + 4, for c = 0
+   *        to 3, and then its odd steps. Zeros follow the last step, the last column or zeros take
+   *        the place of columns after it. `stride` is that between columns, or between steps of
+   *        weights[k][n].
+   */
+  PackFixedOrderFn pack_along_k[kFloat32 + 1], pack_along_n[kFloat32 + 1];
+  /*! \brief Bring the even steps of each group of x before its odd ones. */
+  void (*order_steps)(float* x, int64_t count);
   /*!
    * \brief Compute the sums of a block. Sums that wait for those of other blocks are in `levels`,
    *        which has level_size floats for each digit of block.count - 1. The last block stores to

@@ -4,8 +4,8 @@
  * \brief Computes a piece of a matmul whose sums have the order of Parts.
  *
  * The kernels of fixed_order_matmul_avx2.cc read the weights of few rows in place. For many rows,
- * both operands are widened, or transposed if they are not contiguous along k, into blocks of some
- * parts of k, which stay in a cache while they are used.
+ * both operands are widened and packed as blocks of some parts of k, which stay in a cache while
+ * they are used. Zeros follow the steps of a part, up to a multiple of kFixedOrderGroup.
  */
 #include <algorithm>
 
@@ -19,9 +19,7 @@ namespace tvm_ipc {
 namespace {
 
 // Bytes, columns, and the most steps of k of a block of b.
-constexpr int64_t kBytesOfB = 256 << 10, kBlockOfCols = 64, kBlockOfSteps = 1024;
-// The most rows for which float32 b, contiguous along k, is not copied.
-constexpr int64_t kInPlaceRows = 32;
+constexpr int64_t kBytesOfB = 128 << 10, kBlockOfCols = 64, kBlockOfSteps = 512;
 // Bytes and rows of a that are packed at once. b is read again for the rows after them.
 constexpr int64_t kBytesOfA = 16 << 20, kMostRows = 512;
 // Sums of few rows, and columns of many, after which steps are applied.
@@ -45,19 +43,14 @@ struct FixedOrderRunner : Piece {
 
   void FewRowsInFixedOrder(const Parts& all) const {
     const int64_t m = a.rows, n = b.cols, k = a.cols;
-    const float* x = reinterpret_cast<const float*>(a.data);
-    int64_t ldx = a.row;
-    if (type != kFloat32 || a.col != 1) {
-      float* widened = scratch_x.Floats(m * k);
-      WidenTo(a, widened, k);
-      x = widened;
-      ldx = k;
-    }
+    const int64_t padded = Padded(all.size), ldx = b.plain() ? k : all.count * padded;
+    float* x = scratch_x.Floats(m * ldx);
     if (b.plain()) {
-      float* to = scratch_w.Floats(m * k);
-      for (int64_t i = 0; i < m; ++i) OrderLanes(all, x + i * ldx, to + i * k);
-      x = to;
-      ldx = k;
+      float* widened = scratch_w.Floats(m * k);
+      WidenTo(a, widened, k);
+      for (int64_t i = 0; i < m; ++i) OrderLanes(all, widened + i * k, x + i * k);
+    } else {
+      PackRows(a, all, x, ldx);
     }
     const int64_t vectors = kFixedOrderLanes + __builtin_ctzll(all.count);
     float* scratch = b.plain() ? scratch_levels.Floats(vectors * kAlongNFloats) : nullptr;
@@ -83,45 +76,77 @@ struct FixedOrderRunner : Piece {
   static void OrderLanes(const Parts& all, const float* from, float* to) {
     for (int64_t part = 0; part < all.count; ++part, from += all.size) {
       for (int64_t lane = 0; lane < kFixedOrderLanes; ++lane) {
-        for (int64_t p = lane; p < all.size; p += kFixedOrderLanes) *to++ = from[p];
+        for (int64_t p = 2 * lane; p < all.size; p += p % 2 == 0 ? 1 : kFixedOrderGroup - 1) {
+          *to++ = from[p];
+        }
       }
     }
   }
 
-  /*! \brief Widen `count` rows of a matrix as lines of `deep` elements, which are contiguous along
-   *         its columns. */
-  void PackAlongCols(const Matrix& from, float* to, int64_t ld) const {
-    if (from.plain()) {
-      packed.lines[type](from.data, from.row, from.rows, from.cols, from.cols, to, ld);
-    } else {
-      packed.transposed[type](from.data, from.col, from.cols, from.rows, from.cols, to, ld);
+  static int64_t Padded(int64_t steps) {
+    return (steps + kFixedOrderGroup - 1) / kFixedOrderGroup * kFixedOrderGroup;
+  }
+
+  /*! \brief Widen rows of a as FixedOrderKernels expects x. */
+  void PackRows(const Matrix& from, const Parts& some, float* to, int64_t ld) const {
+    const int64_t padded = Padded(some.size);
+    // Parts without padding are one.
+    const Parts runs = padded == some.size ? Parts{1, some.count * some.size} : some;
+    for (int64_t part = 0; part < runs.count; ++part) {
+      const Matrix steps = from.Block(type, 0, from.rows, part * runs.size, runs.size);
+      float* at = to + part * padded;
+      if (steps.plain()) {
+        packed.lines[type](steps.data, steps.row, steps.rows, steps.cols, steps.cols, at, ld);
+      } else {
+        packed.transposed[type](steps.data, steps.col, steps.cols, steps.rows, steps.cols, at, ld);
+      }
+      for (int64_t i = 0; i < from.rows && padded > runs.size; ++i) {
+        std::fill(at + i * ld + runs.size, at + i * ld + padded, 0.0f);
+      }
+    }
+    for (int64_t i = 0; i < from.rows; ++i) {
+      kFixedOrderKernels.order_steps(to + i * ld, some.count * padded);
+    }
+  }
+
+  /*! \brief Pack columns of b as FixedOrderBlock::weights. */
+  void PackColumns(const Matrix& from, const Parts& some, float* to) const {
+    const int64_t padded = Padded(some.size);
+    const Parts runs = padded == some.size ? Parts{1, some.count * some.size} : some;
+    const int64_t tile = kFixedOrderCols * padded * some.count;
+    const auto pack =
+        (from.plain() ? kFixedOrderKernels.pack_along_n : kFixedOrderKernels.pack_along_k)[type];
+    for (int64_t part = 0; part < runs.count; ++part, to += padded * kFixedOrderCols) {
+      const Matrix steps = from.Block(type, part * runs.size, runs.size, 0, from.cols);
+      pack(steps.data, steps.ld(), steps.rows, steps.cols, to, tile);
     }
   }
 
   /*! \brief Multiply blocks of some parts of k, one after another for each block of columns. */
   void BlocksInFixedOrder(const Parts& all) const {
     const int64_t m = a.rows, n = b.cols;
+    const int64_t padded = Padded(all.size);
     Parts some{1, all.size};
-    while (some.count < all.count && 2 * some.count * all.size <= kBlockOfSteps) some.count *= 2;
-    const int64_t depth = some.count * some.size, units = all.count / some.count;
+    while (some.count < all.count && 2 * some.count * padded <= kBlockOfSteps) some.count *= 2;
+    const int64_t steps = some.count * some.size, units = all.count / some.count;
+    const int64_t depth = some.count * padded;
     // Rows whose distance is a large power of two would compete for a set of the cache.
     const int64_t ld = (depth + 15) / 16 * 16 + 16;
     const int64_t fitting = kBytesOfA / (units * ld * 4);
     const int64_t most = std::clamp<int64_t>(fitting, 48, kMostRows);
     const int64_t blocks = (m + most - 1) / most, height = (m + blocks - 1) / blocks;
-    const int64_t width = std::clamp<int64_t>(kBytesOfB / (ld * 4) / 4 * 4, 4, kBlockOfCols);
+    const int64_t width = std::clamp<int64_t>(
+        kBytesOfB / (depth * 4) / kFixedOrderCols * kFixedOrderCols, kFixedOrderCols, kBlockOfCols);
     const bool direct = target_type == kFloat32;
-    // Copying b costs more than it saves for few rows.
-    const bool in_place = type == kFloat32 && !b.plain() && m <= kInPlaceRows;
     float* of_a = scratch_x.Floats(units * height * ld);
-    float* of_b = scratch_w.Floats(width * ld);
+    float* of_b = scratch_w.Floats(width * depth);
     const int64_t level_floats =
         __builtin_ctzll(units) * kFixedOrderKernels.level_size(height, width);
     float* levels = scratch_sums.Floats(level_floats + (direct ? 0 : height * kFinishedCols));
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t i = m * block / blocks, rows = m * (block + 1) / blocks - i;
       for (int64_t unit = 0; unit < units; ++unit) {
-        PackAlongCols(a.Block(type, i, rows, unit * depth, depth), of_a + unit * rows * ld, ld);
+        PackRows(a.Block(type, i, rows, unit * steps, steps), some, of_a + unit * rows * ld, ld);
       }
       for (int64_t first = 0; first < n; first += kFinishedCols) {
         const int64_t end = std::min(n, first + kFinishedCols);
@@ -130,24 +155,18 @@ struct FixedOrderRunner : Piece {
         for (int64_t j = first; j < end; j += width) {
           const int64_t cols = std::min(width, end - j);
           for (int64_t unit = 0; unit < units; ++unit) {
-            const Matrix lines = b.Block(type, unit * depth, depth, j, cols).Transposed();
-            FixedOrderBlock part{
-                of_a + unit * rows * ld, ld, rows, of_b, ld, cols, some, unit, units};
-            if (in_place) {
-              part.weights = reinterpret_cast<const float*>(lines.data);
-              part.ldw = lines.row;
-            } else {
-              PackAlongCols(lines, of_b, ld);
-            }
+            PackColumns(b.Block(type, unit * steps, steps, j, cols), some, of_b);
+            FixedOrderBlock part{of_a + unit * rows * ld, ld,   rows, of_b, cols,
+                                 {some.count, padded},    unit, units};
             const bool same = unit + 1 < units;
             const int64_t next = same ? j : j + width;
             if (next < n) {
-              const int64_t row = same ? unit * depth + depth : 0;
-              const Matrix ahead = b.Block(type, row, depth, next, std::min(width, n - next));
+              const int64_t row = same ? unit * steps + steps : 0;
+              const Matrix ahead = b.Block(type, row, steps, next, std::min(width, n - next));
               part.next = ahead.data;
               part.next_stride = b.ld() * SizeOf(type);
-              part.next_lines = b.plain() ? depth : ahead.cols;
-              part.next_bytes = (b.plain() ? ahead.cols : depth) * SizeOf(type);
+              part.next_lines = b.plain() ? steps : ahead.cols;
+              part.next_bytes = (b.plain() ? ahead.cols : steps) * SizeOf(type);
             }
             kFixedOrderKernels.block(part, levels, to + (j - first), ld_to);
           }
