@@ -34,7 +34,6 @@ import tvm_ipc
 from tvm_ipc import models
 
 PREFILL_GOAL, DECODE_GOAL = 1.25, 1.05
-SMALL = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1024}
 
 
 def times_of(model: models.Model, prompt: list[int], count: int) -> tuple[float, float]:
@@ -78,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     missed = []
     for dtype in options.types:
         torch.manual_seed(0)
-        sizes = {**engine_models.SIZES, **SMALL} if options.quick else engine_models.SIZES
+        sizes = engine_models.SMALL if options.quick else engine_models.FULL
         config = transformers.LlamaConfig(**sizes, tie_word_embeddings=False)
         with tempfile.TemporaryDirectory() as folder:
             transformers.LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
