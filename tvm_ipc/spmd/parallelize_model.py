@@ -228,6 +228,8 @@ def _placed(
     reproducible: bool,
 ) -> relax.Function:
     """Return a function for all ranks, with `R.comm.place` wherever a placement changes."""
+    if len(sharding.mesh.ranks) == 1 and not has_placements and PIPELINE not in sharding.mesh.axes:
+        return function  # no placement of one rank differs from another
     function = sharding.caches.with_placed_results(function)
     function_params = set(function.params)
     names = {

@@ -43,7 +43,7 @@ struct FixedOrderRunner : Piece {
 
   void FewRowsInFixedOrder(const Parts& all) const {
     const int64_t m = a.rows, n = b.cols, k = a.cols;
-    const int64_t padded = Padded(all.size), ldx = b.plain() ? k : all.count * padded;
+    const int64_t ldx = b.plain() ? k : RowStride(all.count * Padded(all.size));
     float* x = scratch_x.Floats(m * ldx);
     if (b.plain()) {
       float* widened = scratch_w.Floats(m * k);
@@ -87,7 +87,12 @@ struct FixedOrderRunner : Piece {
     return (steps + kFixedOrderGroup - 1) / kFixedOrderGroup * kFixedOrderGroup;
   }
 
-  /*! \brief Widen rows of a as FixedOrderKernels expects x. */
+  /*! \brief Return the stride of packed rows of `depth` steps. Packing stores whole vectors, of up
+   *         to 16 floats, and rows whose distance is a large power of two would compete for a set of
+   *         the cache. */
+  static int64_t RowStride(int64_t depth) { return (depth + 15) / 16 * 16 + 16; }
+
+  /*! \brief Widen rows of a as FixedOrderKernels expects x, `ld` floats apart (see RowStride). */
   void PackRows(const Matrix& from, const Parts& some, float* to, int64_t ld) const {
     const int64_t padded = Padded(some.size);
     // Parts without padding are one.
@@ -130,8 +135,7 @@ struct FixedOrderRunner : Piece {
     while (some.count < all.count && 2 * some.count * padded <= kBlockOfSteps) some.count *= 2;
     const int64_t steps = some.count * some.size, units = all.count / some.count;
     const int64_t depth = some.count * padded;
-    // Rows whose distance is a large power of two would compete for a set of the cache.
-    const int64_t ld = (depth + 15) / 16 * 16 + 16;
+    const int64_t ld = RowStride(depth);
     const int64_t fitting = kBytesOfA / (units * ld * 4);
     const int64_t most = std::clamp<int64_t>(fitting, 48, kMostRows);
     const int64_t blocks = (m + most - 1) / most, height = (m + blocks - 1) / blocks;
