@@ -31,12 +31,13 @@ from tvm import relax
 
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
-from tvm_ipc.analysis.resolve_variables import fields_of, values_of
+from tvm_ipc.analysis.resolve_variables import values_of
 from tvm_ipc.analysis.views_and_writes_of_calls import operator_of
-from tvm_ipc.analysis.walk_and_rewrite_bindings import Edits, begin_with, typed
+from tvm_ipc.analysis.walk_and_rewrite_bindings import Edits, begin_with
 from tvm_ipc.comm.extent_arithmetic import constant
 from tvm_ipc.cpu.find_attention import Attention, Operand, find_attention
 from tvm_ipc.errors import ModelError
+from tvm_ipc.models.hf.inplace_kv_cache_update import first_result
 from tvm_ipc.packed_functions.program_function_declarations import BATCH_ATTENTION
 
 _CONCAT: Final = tvm.ir.Op.get("relax.concat")
@@ -84,12 +85,11 @@ def update_batch_in_place(mod: tvm.IRModule, name: str, caches: int) -> tvm.IRMo
         relax.VarBinding(var, relax.TupleGetItem(weight_tuple, k)) for k, var in enumerate(weights)
     ]
     body = begin_with(edits.apply(function), unpack)
-    logits = fields_of(body.body.body, values_of(body))[0]
-    result = typed(relax.SeqExpr(body.body.blocks, logits), logits.ty)
+    result = first_result(body)
     changed = relax.Function(
         [ids, positions, at, cache_var, weight_tuple],
         result,
-        logits.ty,
+        result.ty,
         function.is_pure,
         function.attrs,
     )

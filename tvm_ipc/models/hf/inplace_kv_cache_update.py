@@ -62,6 +62,22 @@ def update_in_place(mod: tvm.IRModule, caches: int) -> tvm.IRModule:
     return result
 
 
+def first_result(function: relax.Function) -> relax.SeqExpr:
+    """Return the body of a function that returns a tuple, with the first field as its result."""
+    result = fields_of(function.body.body, values_of(function))[0]
+    blocks = list(function.body.blocks)
+    if isinstance(result, relax.DataflowVar):  # only the tuple is an output of its block
+        computed, result = result, relax.Var(result.name, result.ty)
+        index = next(k for k, block in enumerate(blocks) if computed in _variables(block))
+        output = relax.VarBinding(result, computed)
+        blocks[index] = relax.DataflowBlock([*blocks[index].bindings, output])
+    return typed(relax.SeqExpr(blocks, result), result.ty)
+
+
+def _variables(block: relax.BindingBlock) -> list[relax.Var]:
+    return [binding.var for binding in block.bindings]
+
+
 class _InPlaceUpdate:
     """The rewrite of one function; `function` is the result."""
 
@@ -95,12 +111,11 @@ class _InPlaceUpdate:
             for k, var in enumerate(weights)
         ]
         body = begin_with(body, unpack) if unpack else body
-        logits = fields_of(body.body.body, values_of(body))[0]
-        result = typed(relax.SeqExpr(body.body.blocks, logits), logits.ty)
+        result = first_result(body)
         updated = relax.Function(
             [ids, positions, at, self.caches, weight_tuple],
             result,
-            logits.ty,
+            result.ty,
             function.is_pure,
             function.attrs,
         )
