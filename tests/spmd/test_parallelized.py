@@ -42,6 +42,13 @@ def test_nothing_is_sharded() -> None:
     assert "Collectives" not in made._repr_html_()
 
 
+def test_one_rank_runs_the_program_as_it_is() -> None:
+    program = chain(6, 8, 6, 2)
+    made = parallelize(program, {"w0": "colwise", "w1": "rowwise"}, 1)
+    tvm.ir.assert_structural_equal(made.module, program)
+    tvm.ir.assert_structural_equal(made.placed, program)
+
+
 def test_many_weights() -> None:
     """It is one line also of a model with many layers."""
     made = parallelize(chain(*[8] * 31), {"w*": "colwise"}, 2)
