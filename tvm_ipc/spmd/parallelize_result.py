@@ -29,8 +29,9 @@ class Parallelized:
     ----------
     module : the program that each rank runs.
     placed : the program for all ranks, with `R.comm.place`, of which one rank needs none.
-        `LowerPlacements` lowers it; the result is `module`, except that `module` may be split into the stages of a pipeline, and that it
-        takes the tuples of tensors that are separate parameters of `placed`.
+        `LowerPlacements` lowers it; the result is `module`, except that `module` may be split into
+        the stages of a pipeline, and that it takes the tuples of tensors that are separate
+        parameters of `placed`.
     mesh : the mesh of the ranks.
     shards : how each parameter is sharded, by the names that plans use.
     decisions : the inserted collectives, with their reasons.
