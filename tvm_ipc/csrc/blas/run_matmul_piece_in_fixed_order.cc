@@ -88,8 +88,8 @@ struct FixedOrderRunner : Piece {
   }
 
   /*! \brief Return the stride of packed rows of `depth` steps. Packing stores whole vectors, of up
-   *         to 16 floats, and rows whose distance is a large power of two would compete for a set of
-   *         the cache. */
+   *         to 16 floats, and rows whose distance is a large power of two would compete for a set
+   * of the cache. */
   static int64_t RowStride(int64_t depth) { return (depth + 15) / 16 * 16 + 16; }
 
   /*! \brief Widen rows of a as FixedOrderKernels expects x, `ld` floats apart (see RowStride). */
