@@ -25,6 +25,7 @@ static_assert(kLanes == kGroup, "a vector has the lanes of two columns, and each
 
 /*! \brief Rows and columns of a tile: its sums and operands fill the registers. */
 constexpr int kFixedTileRows = 3, kFixedTileCols = kFixedOrderCols;
+constexpr int64_t kFixedTileFloats = kFixedTileRows * kFixedTileCols;
 /*! \brief The most rows for which reading weights in place is faster than packing them. */
 constexpr int64_t kFixedFewRows = 9;
 /*! \brief Vectors of weights of a tile for half a group. Vector c has the columns c and c + 4. */
@@ -158,7 +159,7 @@ struct FewFixedRows {
     AddParts<kRows>(parts.count, sums, [&](int64_t part, Floats(*lanes)[kFixedPairs]) {
       int64_t p = part * parts.size;
       const int64_t end = p + parts.size;
-      const float* at_x = of_x + part * ((parts.size + kGroup - 1) / kGroup * kGroup);
+      const float* at_x = of_x + part * PaddedSteps(parts.size);
 #pragma GCC unroll 2
       for (; p + kGroup <= end; p += kGroup, at_x += kGroup) {
 #pragma GCC unroll 4
@@ -282,21 +283,20 @@ void OrderSteps(float* x, int64_t count) {
 }
 
 int64_t FixedLevelSize(int64_t rows, int64_t cols) {
-  const int64_t tiles = (rows + kFixedTileRows - 1) / kFixedTileRows * FixedTilesOf(cols);
-  return tiles * kFixedTileRows * kFixedTileCols;
+  return (rows + kFixedTileRows - 1) / kFixedTileRows * FixedTilesOf(cols) * kFixedTileFloats;
 }
 
 void FixedOrderTiles(const FixedOrderBlock& block, float* levels, float* y, int64_t ldy) {
   const Parts& parts = block.parts;
   const int64_t depth = parts.count * parts.size;
   const int64_t level_size = FixedLevelSize(block.rows, block.cols);
-  const int64_t row_size = FixedTilesOf(block.cols) * kFixedTileRows * kFixedTileCols;
+  const int64_t row_size = FixedTilesOf(block.cols) * kFixedTileFloats;
   const int full = __builtin_ctzll(block.index + 1);
   const bool last = block.index + 1 == block.count;
   int64_t height = kFixedBytesOfX / 4 / depth / kFixedTileRows * kFixedTileRows;
   if (height < kFixedTileRows) height = kFixedTileRows;
   // Prefetch as many cache lines with each tile.
-  const int64_t tiles = level_size / kFixedTileRows / kFixedTileCols;
+  const int64_t tiles = level_size / kFixedTileFloats;
   const int64_t lines = block.next_lines * ((block.next_bytes + 63) / 64);
   const int64_t lines_of_tile = (lines + tiles - 1) / tiles;
   int64_t next_line = 0, next_byte = 0;
@@ -368,8 +368,8 @@ void FixedOrderTiles(const FixedOrderBlock& block, float* levels, float* y, int6
 
 // ---- weights that are contiguous along n --------------------------------------------------------
 
-/*! \brief Add the lanes of kLanes columns. Zeros follow the steps of the last group, which are
- *         `rest` unless it is 0. */
+/*! \brief Add the lanes of kLanes columns. If `rest` is not 0, the last group has so many steps,
+ * and zeros after them. */
 TVM_IPC_INLINE Floats SumLanes(const float* lanes, int64_t stride, int64_t rest) {
   Floats l[kFixedOrderLanes];
 #pragma GCC unroll 4

@@ -58,8 +58,8 @@ TVM_IPC_INLINE void AxpyBlock(const float* x, int64_t ldx, const char* w, int64_
 }
 
 /*! \brief Add up k rows of weights, and prefetch those that are `ahead` bytes after each, or the
- * next ones if it is 0. Every other row follows `pair_stride` bytes after the one before it, or
- * each row `stride` bytes if that is 0. */
+ * next ones if it is 0. The rows are pairs, which begin `pair_stride` bytes apart, or without gaps
+ * if that is 0. */
 template <FloatType type, int kRows>
 TVM_IPC_INLINE void AxpyStretch(const float* x, int64_t ldx, const char* w, int64_t stride,
                                 int64_t k, int64_t n, float* y, int64_t ldy, int64_t ahead = 0,

@@ -230,6 +230,10 @@ struct Parts {
   int64_t count, size;
 };
 constexpr int64_t kFixedOrderLanes = 4, kFixedOrderGroup = 2 * kFixedOrderLanes;
+/*! \brief Return the number of steps of a part with the zeros after them. */
+inline int64_t PaddedSteps(int64_t size) {
+  return (size + kFixedOrderGroup - 1) / kFixedOrderGroup * kFixedOrderGroup;
+}
 /*! \brief Return the number of steps of a lane of a part of `size` steps. */
 inline int64_t StepsOfLane(int64_t size, int64_t lane) {
   const int64_t rest = size % kFixedOrderGroup - 2 * lane;

@@ -43,7 +43,7 @@ struct FixedOrderRunner : Piece {
 
   void FewRowsInFixedOrder(const Parts& all) const {
     const int64_t m = a.rows, n = b.cols, k = a.cols;
-    const int64_t ldx = b.plain() ? k : RowStride(all.count * Padded(all.size));
+    const int64_t ldx = b.plain() ? k : RowStride(all.count * PaddedSteps(all.size));
     float* x = scratch_x.Floats(m * ldx);
     if (b.plain()) {
       float* widened = scratch_w.Floats(m * k);
@@ -83,10 +83,6 @@ struct FixedOrderRunner : Piece {
     }
   }
 
-  static int64_t Padded(int64_t steps) {
-    return (steps + kFixedOrderGroup - 1) / kFixedOrderGroup * kFixedOrderGroup;
-  }
-
   /*! \brief Return the stride of packed rows of `depth` steps. Packing stores whole vectors, of up
    *         to 16 floats, and rows whose distance is a large power of two would compete for a set
    * of the cache. */
@@ -94,7 +90,7 @@ struct FixedOrderRunner : Piece {
 
   /*! \brief Widen rows of a as FixedOrderKernels expects x, `ld` floats apart (see RowStride). */
   void PackRows(const Matrix& from, const Parts& some, float* to, int64_t ld) const {
-    const int64_t padded = Padded(some.size);
+    const int64_t padded = PaddedSteps(some.size);
     // Parts without padding are one.
     const Parts runs = padded == some.size ? Parts{1, some.count * some.size} : some;
     for (int64_t part = 0; part < runs.count; ++part) {
@@ -116,7 +112,7 @@ struct FixedOrderRunner : Piece {
 
   /*! \brief Pack columns of b as FixedOrderBlock::weights. */
   void PackColumns(const Matrix& from, const Parts& some, float* to) const {
-    const int64_t padded = Padded(some.size);
+    const int64_t padded = PaddedSteps(some.size);
     const Parts runs = padded == some.size ? Parts{1, some.count * some.size} : some;
     const int64_t tile = kFixedOrderCols * padded * some.count;
     const auto pack =
@@ -130,7 +126,7 @@ struct FixedOrderRunner : Piece {
   /*! \brief Multiply blocks of some parts of k, one after another for each block of columns. */
   void BlocksInFixedOrder(const Parts& all) const {
     const int64_t m = a.rows, n = b.cols;
-    const int64_t padded = Padded(all.size);
+    const int64_t padded = PaddedSteps(all.size);
     Parts some{1, all.size};
     while (some.count < all.count && 2 * some.count * padded <= kBlockOfSteps) some.count *= 2;
     const int64_t steps = some.count * some.size, units = all.count / some.count;
