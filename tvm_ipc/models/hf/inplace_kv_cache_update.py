@@ -32,7 +32,13 @@ from tvm import relax, tirx
 from tvm.script import tirx as T  # noqa: N812
 
 from tvm_ipc.analysis.resolve_variables import fields_of, values_of
-from tvm_ipc.analysis.walk_and_rewrite_bindings import begin_with, rewrite, typed, with_value
+from tvm_ipc.analysis.walk_and_rewrite_bindings import (
+    Edits,
+    begin_with,
+    rewrite,
+    typed,
+    with_value,
+)
 from tvm_ipc.errors import ModelError
 from tvm_ipc.packed_functions.program_function_declarations import VIEW
 
@@ -65,17 +71,12 @@ def update_in_place(mod: tvm.IRModule, caches: int) -> tvm.IRModule:
 def first_result(function: relax.Function) -> relax.SeqExpr:
     """Return the body of a function that returns a tuple, with the first field as its result."""
     result = fields_of(function.body.body, values_of(function))[0]
-    blocks = list(function.body.blocks)
     if isinstance(result, relax.DataflowVar):  # only the tuple is an output of its block
-        computed, result = result, relax.Var(result.name, result.ty)
-        index = next(k for k, block in enumerate(blocks) if computed in _variables(block))
-        output = relax.VarBinding(result, computed)
-        blocks[index] = relax.DataflowBlock([*blocks[index].bindings, output])
-    return typed(relax.SeqExpr(blocks, result), result.ty)
-
-
-def _variables(block: relax.BindingBlock) -> list[relax.Var]:
-    return [binding.var for binding in block.bindings]
+        edits, computed = Edits(), result
+        result = relax.Var(computed.name, computed.ty)
+        edits.insert_after(computed, [relax.VarBinding(result, computed)])
+        function = edits.apply(function)
+    return typed(relax.SeqExpr(function.body.blocks, result), result.ty)
 
 
 class _InPlaceUpdate:
