@@ -221,7 +221,11 @@ void Attend(const AttentionBatch& batch, const Threads& threads) {
     groups = std::clamp<int64_t>(batch.groups / shares, 1, kernels.most_groups);
   }
   // Larger blocks pack keys and values less often, and smaller ones occupy more threads.
-  if (heads * (rows / block_rows) < 4 * tasks) block_rows = kernels.lanes;
+  auto too_large = [&] {
+    const int64_t blocks = heads * ((rows + block_rows - 1) / block_rows);
+    return rows <= block_rows / 2 || (tasks > 1 && blocks < 4 * tasks);
+  };
+  while (block_rows > kernels.lanes && too_large()) block_rows /= 2;
   AttentionJob job{batch, kernels, rows, block_rows, groups, tasks};
   Scratch memory;
   if (tasks > 1 && job.units() < 4 * tasks && parts > 1) {

@@ -20,8 +20,9 @@
 namespace tvm_ipc {
 namespace {
 
-/*! \brief Groups of kBlockLanes rows for which keys and values are packed once. */
-constexpr int64_t kGroupBlocks = 4;
+/*! \brief Blocks of kBlockLanes rows for which keys and values are packed once. Their queries and
+ *         states stay in the L2 cache. */
+constexpr int64_t kGroupBlocks = 256 / kBlockLanes;
 
 /*! \brief The rows of a call, as blocks that share packed keys and values. */
 template <typename Terms>

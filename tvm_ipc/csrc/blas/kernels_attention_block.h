@@ -13,7 +13,7 @@ namespace tvm_ipc {
 namespace {
 
 /*! \brief Elements of the first operand whose sums are in registers at the same time. */
-constexpr int kAttentionTile = Isa::kBytes == 64 ? 8 : 4;
+constexpr int kAttentionTile = Isa::kBytes == 64 ? 8 : 6;
 
 /*! \brief Operands of attention as float32, into which other types are widened. */
 struct WidenedAttention {
@@ -85,18 +85,20 @@ TVM_IPC_INLINE void AttentionTile(const float* a, int64_t step_i, int64_t step_k
   }
 }
 
-/*! \brief The same for any number of rows of a. */
-template <typename Terms, int kVectors, bool kAdd>
+/*! \brief The same for any number of rows of a: tiles of kRows rows, and smaller ones for the rest.
+ */
+template <typename Terms, int kVectors, bool kAdd, int kRows = kAttentionTile>
 void AttentionMatmul(const float* a, int64_t step_i, int64_t step_k, int64_t rows, int64_t depth,
                      const float* b, float factor, float* sums) {
   int64_t i = 0;
-  for (; i + kAttentionTile <= rows; i += kAttentionTile) {
-    AttentionTile<Terms, kAttentionTile, kVectors, kAdd>(a + i * step_i, step_i, step_k, depth, b,
-                                                         factor, sums + i * kBlockLanes);
+  for (; i + kRows <= rows; i += kRows) {
+    AttentionTile<Terms, kRows, kVectors, kAdd>(a + i * step_i, step_i, step_k, depth, b, factor,
+                                                sums + i * kBlockLanes);
   }
-  for (; i < rows; ++i) {
-    AttentionTile<Terms, 1, kVectors, kAdd>(a + i * step_i, step_i, step_k, depth, b, factor,
-                                            sums + i * kBlockLanes);
+  if constexpr (kRows > 1) {
+    constexpr int kFewer = kRows > 4 ? 4 : kRows / 2;
+    AttentionMatmul<Terms, kVectors, kAdd, kFewer>(a + i * step_i, step_i, step_k, rows - i, depth,
+                                                   b, factor, sums + i * kBlockLanes);
   }
 }
 

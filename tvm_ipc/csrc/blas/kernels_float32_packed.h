@@ -109,25 +109,30 @@ template <FloatType type>
 void PackTransposed(const char* from, int64_t stride, int64_t lines, int64_t length, int64_t width,
                     float* to, int64_t ld) {
   constexpr int64_t kSize = Format<type>::kSize;
-  for (int64_t i = 0; i < length; i += kLanes) {
-    const int64_t count = length - i < kLanes ? length - i : kLanes;
-    for (int64_t line = 0; line < width; line += kLanes) {
-      Floats block[kLanes];
+  for (int64_t line = 0; line < width; line += kLanes) {
+    for (int64_t i = 0; i < length; i += kLanes) {
+      const int64_t count = length - i < kLanes ? length - i : kLanes;
+      const bool whole = count == kLanes && line + kLanes <= lines;
       const char* source = from + (line * stride + i) * kSize;
-      if (count == kLanes && line + kLanes <= lines) {
-#pragma GCC unroll 16
-        for (int64_t q = 0; q < kLanes; ++q) {
-          block[q] = Format<type>::Load(source + q * stride * kSize);
-        }
+      Floats block[kLanes];
+      if (whole && type == kFloat32) {
+        Isa::LoadTransposed(block, source, stride * kSize);
       } else {
-        for (int64_t q = 0; q < kLanes; ++q) {
-          block[q] =
-              line + q < lines ? LoadUpTo<type>(source + q * stride * kSize, count) : Floats{};
+        if (whole) {
+#pragma GCC unroll 16
+          for (int64_t q = 0; q < kLanes; ++q) {
+            block[q] = Format<type>::Load(source + q * stride * kSize);
+          }
+        } else {
+          for (int64_t q = 0; q < kLanes; ++q) {
+            const char* of_line = source + q * stride * kSize;
+            block[q] = line + q < lines ? LoadUpTo<type>(of_line, count) : Floats{};
+          }
         }
+        Isa::Transpose(block);
       }
-      Isa::Transpose(block);
       float* target = to + i * ld + line;
-      if (count == kLanes) {
+      if (whole) {
 #pragma GCC unroll 16
         for (int64_t q = 0; q < kLanes; ++q) {
           Format<kFloat32>::Store((char*)(target + q * ld), block[q]);
