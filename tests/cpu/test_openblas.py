@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -32,19 +33,21 @@ SHAPES = [
 ]
 _matmul = tvm_ffi.get_global_func("tvm_ipc.blas.matmul")
 _use_kernels = tvm_ffi.get_global_func("tvm_ipc.blas.use_kernels")
+_info = tvm_ffi.get_global_func("tvm_ipc.blas.info")
 
 
-def available(name: str) -> bool:
-    try:
-        _use_kernels(name)
-    except ValueError:
-        return False
-    finally:
-        _use_kernels("auto")
-    return True
+def instruction_sets_here() -> list[str]:
+    """Return the instruction sets of this machine that have different kernels."""
+    names = {}
+    for name in ("avx512bf16", "avx512", "avx2", "portable", "auto"):
+        with contextlib.suppress(ValueError):
+            _use_kernels(name)
+            names.setdefault(json.loads(_info())["kernels"], name)
+    _use_kernels("auto")
+    return list(names.values())
 
 
-KERNELS = [name for name in ("auto", "avx512bf16", "avx512", "avx2", "portable") if available(name)]
+KERNELS = instruction_sets_here()
 
 
 @pytest.fixture(params=KERNELS)

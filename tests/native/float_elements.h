@@ -8,9 +8,12 @@
 
 #include <cstdint>
 #include <cstring>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "blas/kernels_complementing_blas.h"
+#include "blas/select_instruction_set.h"
 #include "core/thread_pool.h"
 
 namespace tvm_ipc {
@@ -19,6 +22,18 @@ inline int ThreeThreads() { return 3; }
 
 inline void RunThreads(int threads, int tasks, void (*body)(int, void*), void* data) {
   ThreadPool::OfThread().Run(threads, tasks, body, data);
+}
+
+/*! \brief Return the instruction sets of this machine that have different kernels. */
+inline std::vector<std::string> InstructionSetsHere() {
+  std::vector<std::string> names;
+  std::set<std::string> kernels;
+  for (const char* name : {"avx512bf16", "avx512", "avx2", "portable", "auto"}) {
+    const bool is_new = UseBlasInstructionSet(name) && kernels.insert(BlasInstructionSet()).second;
+    if (is_new) names.push_back(name);
+  }
+  UseBlasInstructionSet("auto");
+  return names;
 }
 
 /*! \brief Exactly as much memory as the elements take, of values that every type holds. */

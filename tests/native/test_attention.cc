@@ -361,12 +361,10 @@ void CheckNumbers() {
 
 int main(int argc, char** argv) {
   const bool threads = argc > 1 && std::string(argv[1]) == "--threads";
-  int kinds = 0;
-  for (const char* kernels : {"auto", "avx512bf16", "avx512", "avx2", "portable"}) {
-    const std::string name = kernels;
-    if (threads && name != "auto" && name != "portable") continue;
-    if (!UseBlasInstructionSet(kernels)) continue;
-    ++kinds;
+  const std::vector<std::string> few = {"auto", "portable"};
+  const std::vector<std::string> names = threads ? few : InstructionSetsHere();
+  for (const std::string& name : names) {
+    UseBlasInstructionSet(name.c_str());
     for (FloatType type : {kFloat16, kBFloat16, kFloat32}) {
       // Blocks of rows and parts of keys, for several threads.
       CheckCase({type, 1, 2, 4, 70, 150, 64, 64, true, Bias::kCausal, false, 0, 0});
@@ -404,6 +402,6 @@ int main(int argc, char** argv) {
     }
     CheckNumbers();
   }
-  std::printf("%d kinds of kernels\n", kinds);
-  return kinds == 0;
+  std::printf("%zu kinds of kernels\n", names.size());
+  return names.empty();
 }

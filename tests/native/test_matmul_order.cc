@@ -170,8 +170,9 @@ struct Case {
 /*! \brief Call `check` with each set of kernels that this machine has. */
 template <typename Function>
 void ForAllKernels(Function check) {
-  for (const char* kernels : {"auto", "avx512bf16", "avx512", "avx2"}) {
-    if (UseBlasInstructionSet(kernels) && OrdersSums()) check();
+  static const std::vector<std::string> names = InstructionSetsHere();
+  for (const std::string& name : names) {
+    if (UseBlasInstructionSet(name.c_str()) && OrdersSums()) check();
   }
 }
 
