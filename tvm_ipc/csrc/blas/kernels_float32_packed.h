@@ -105,43 +105,54 @@ void PackLines(const char* from, int64_t stride, int64_t lines, int64_t length, 
   }
 }
 
+/*! \brief Widen and transpose kLanes lines of kLanes elements. */
+template <FloatType type>
+TVM_IPC_INLINE void TransposeBlock(const char* from, int64_t stride, float* to, int64_t ld) {
+  Floats block[kLanes];
+  if constexpr (type == kFloat32) {
+    Isa::LoadTransposed(block, from, stride);
+  } else {
+#pragma GCC unroll 16
+    for (int64_t q = 0; q < kLanes; ++q) block[q] = Format<type>::Load(from + q * stride);
+    Isa::Transpose(block);
+  }
+#pragma GCC unroll 16
+  for (int64_t q = 0; q < kLanes; ++q) {
+    Format<kFloat32>::Store((char*)(to + q * ld), block[q]);
+  }
+}
+
+/*! \brief The same for up to kLanes lines and elements; zeros take the place of other lines. */
+template <FloatType type>
+TVM_IPC_INLINE void TransposePart(const char* from, int64_t stride, int64_t lines, int64_t count,
+                                  float* to, int64_t ld) {
+  Floats block[kLanes];
+  for (int64_t q = 0; q < kLanes; ++q) {
+    block[q] = q < lines ? LoadUpTo<type>(from + q * stride, count) : Floats{};
+  }
+  Isa::Transpose(block);
+  for (int64_t q = 0; q < count; ++q) {
+    Format<kFloat32>::Store((char*)(to + q * ld), block[q]);
+  }
+}
+
 template <FloatType type>
 void PackTransposed(const char* from, int64_t stride, int64_t lines, int64_t length, int64_t width,
                     float* to, int64_t ld) {
   constexpr int64_t kSize = Format<type>::kSize;
   for (int64_t line = 0; line < width; line += kLanes) {
-    for (int64_t i = 0; i < length; i += kLanes) {
+    const char* source = from + line * stride * kSize;
+    float* target = to + line;
+    int64_t i = 0;
+    if (line + kLanes <= lines) {
+      for (; i + kLanes <= length; i += kLanes) {
+        TransposeBlock<type>(source + i * kSize, stride * kSize, target + i * ld, ld);
+      }
+    }
+    for (; i < length; i += kLanes) {
       const int64_t count = length - i < kLanes ? length - i : kLanes;
-      const bool whole = count == kLanes && line + kLanes <= lines;
-      const char* source = from + (line * stride + i) * kSize;
-      Floats block[kLanes];
-      if (whole && type == kFloat32) {
-        Isa::LoadTransposed(block, source, stride * kSize);
-      } else {
-        if (whole) {
-#pragma GCC unroll 16
-          for (int64_t q = 0; q < kLanes; ++q) {
-            block[q] = Format<type>::Load(source + q * stride * kSize);
-          }
-        } else {
-          for (int64_t q = 0; q < kLanes; ++q) {
-            const char* of_line = source + q * stride * kSize;
-            block[q] = line + q < lines ? LoadUpTo<type>(of_line, count) : Floats{};
-          }
-        }
-        Isa::Transpose(block);
-      }
-      float* target = to + i * ld + line;
-      if (whole) {
-#pragma GCC unroll 16
-        for (int64_t q = 0; q < kLanes; ++q) {
-          Format<kFloat32>::Store((char*)(target + q * ld), block[q]);
-        }
-      } else {
-        for (int64_t q = 0; q < count; ++q) {
-          Format<kFloat32>::Store((char*)(target + q * ld), block[q]);
-        }
-      }
+      TransposePart<type>(source + i * kSize, stride * kSize, lines - line, count, target + i * ld,
+                          ld);
     }
   }
 }
