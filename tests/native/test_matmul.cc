@@ -112,6 +112,7 @@ int main(int argc, char** argv) {
       CheckProduct(type, 12, 70, 300, 70, false, true);
       CheckProduct(type, 1, 700, 130, 97, true, false);
       CheckProduct(type, 1, 97, 130, 700, false, false);
+      CheckProduct(type, 1, 600, 130, 700, true, true);  // more rows than are packed at once
     }
   }
   std::printf("%zu kinds of kernels\n", names.size());

@@ -38,17 +38,5 @@ void Attend(const AttentionBatch& batch, const Threads& threads);
 /*! \brief Return the number of threads that a number of multiplications is worth. */
 int AttentionTasks(double multiplications, const Threads& threads);
 
-/*! \brief Call `job->RunUnit(unit)` for each unit, on up to `used` threads. */
-template <typename Job>
-void RunUnits(const Threads& threads, int used, int64_t units, Job* job) {
-  if (used <= 1) {
-    for (int64_t unit = 0; unit < units; ++unit) job->RunUnit(unit);
-    return;
-  }
-  threads.run(
-      used, static_cast<int>(units),
-      [](int unit, void* data) { static_cast<Job*>(data)->RunUnit(unit); }, job);
-}
-
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_BLAS_ATTENTION_MULTI_THREAD_H_

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "blas/run_matmul_piece.h"
+#include "blas/scratch_memory.h"
 
 namespace tvm_ipc {
 namespace {
@@ -73,13 +74,29 @@ void TurnColumn(Product* p) {
   }
 }
 
+/*! \brief Packs the rows of a, kTileEdge of them in each unit. */
+struct RowPacking {
+  const Piece& piece;
+  float* to;
+  int64_t units() const { return (piece.a.rows + kTileEdge - 1) / kTileEdge; }
+  void RunUnit(int64_t unit) const {
+    const int64_t first = unit * kTileEdge;
+    PackRows(piece, first, std::min(kTileEdge, piece.a.rows - first), to);
+  }
+};
+
+/*! \brief The pieces of a product; a unit is some of them. */
 struct Job {
   const BlasLibrary& blas;
   const Product& product;
   int64_t places;
   bool by_rows;
   int64_t pieces = 1;  // of each matrix of the batch
-  int64_t tasks = 1;
+  int64_t units = 1;
+  /*! \brief The rows of pieces of columns, and these rows as PackRows stores them if the pieces
+   *         share them. */
+  int64_t first_row = 0, rows = product.m;
+  float* packed_a = nullptr;
 
   /*! \brief Return where piece `index` of `pieces` begins: a multiple that suits the kernels. */
   int64_t Cut(int64_t size, int64_t index) const {
@@ -88,16 +105,28 @@ struct Job {
     return (size * index / pieces) / kGrain * kGrain;
   }
 
-  void RunTask(int64_t task) const {
-    const int64_t units = places * pieces;
-    const int64_t end = units * (task + 1) / tasks;
-    for (int64_t unit = units * task / tasks; unit < end; ++unit) RunUnit(unit);
+  void RunUnit(int64_t unit) const {
+    const int64_t all = places * pieces, end = all * (unit + 1) / units;
+    for (int64_t index = all * unit / units; index < end; ++index) {
+      const int64_t place = index / pieces, piece = index % pieces;
+      if (by_rows) {
+        RunBlock(place, Cut(product.m, piece), Cut(product.m, piece + 1), 0, product.n);
+      } else {
+        const int64_t begin = Cut(product.n, piece), end = Cut(product.n, piece + 1);
+        RunBlock(place, first_row, first_row + rows, begin, end);
+      }
+    }
   }
 
-  void RunUnit(int64_t unit) const {
+  /*! \brief Compute the rows [i0, i1) and the columns [j0, j1) of a matrix of the batch. */
+  void RunBlock(int64_t place, int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
+    if (i0 == i1 || j0 == j1) return;
+    Step steps[kMaxSteps];
+    RunPiece(PieceAt(place, i0, i1, j0, j1, steps));
+  }
+
+  Piece PieceAt(int64_t place, int64_t i0, int64_t i1, int64_t j0, int64_t j1, Step* steps) const {
     const Product& p = product;
-    const int64_t place = pieces == 1 ? unit : unit / pieces;
-    const int64_t piece = unit - place * pieces;
     int64_t at_a = 0, at_b = 0, at_step[kMaxSteps];
     for (int s = 0; s < p.num_steps; ++s) at_step[s] = 0;
     int64_t rest = place;
@@ -109,24 +138,10 @@ struct Job {
       for (int s = 0; s < p.num_steps; ++s) at_step[s] += index * p.operands[s].batch[d];
     }
     const int64_t size = SizeOf(p.type);
-    const int64_t i0 = by_rows ? Cut(p.m, piece) : 0, i1 = by_rows ? Cut(p.m, piece + 1) : p.m;
-    const int64_t j0 = by_rows ? 0 : Cut(p.n, piece), j1 = by_rows ? p.n : Cut(p.n, piece + 1);
-    if (i0 == i1 || j0 == j1) return;
     Matrix a{p.a.data + at_a * size, p.m, p.k, p.a.row_stride, p.a.col_stride};
     Matrix b{p.b.data + at_b * size, p.k, p.n, p.b.row_stride, p.b.col_stride};
     a.Settle();
     b.Settle();
-    Step steps[kMaxSteps];
-    const Piece part{blas,
-                     p.type,
-                     p.target_type,
-                     a.Block(p.type, i0, i1 - i0, 0, p.k),
-                     b.Block(p.type, 0, p.k, j0, j1 - j0),
-                     p.target + ((place * p.m + i0) * p.n + j0) * SizeOf(p.target_type),
-                     p.n,
-                     p.num_steps,
-                     steps,
-                     p.parts};
     for (int s = 0; s < p.num_steps; ++s) {
       const MatrixBatch& operand = p.operands[s];
       steps[s] = p.steps[s];
@@ -138,7 +153,38 @@ struct Job {
                                SizeOf(p.steps[s].type);
       }
     }
-    RunPiece(part);
+    return {blas,
+            p.type,
+            p.target_type,
+            a.Block(p.type, i0, i1 - i0, 0, p.k),
+            b.Block(p.type, 0, p.k, j0, j1 - j0),
+            p.target + ((place * p.m + i0) * p.n + j0) * SizeOf(p.target_type),
+            p.n,
+            p.num_steps,
+            steps,
+            p.parts,
+            packed_a};
+  }
+
+  /*! \brief Compute the only matrix on several threads, which pack rows of a for all pieces first.
+   *         Return false if its pieces do not pack them. */
+  bool RunWithSharedRows(const Threads& threads, int used) {
+    static thread_local Scratch scratch;
+    Step steps[kMaxSteps];
+    const int64_t m = product.m, n = product.n;
+    const int64_t most = RowsToPack(PieceAt(0, 0, m, 0, n, steps)).most;
+    const int64_t blocks = most == 0 ? 0 : (m + most - 1) / most;
+    if (blocks == 0 || m / blocks < kGrain) return false;
+    for (int64_t block = 0; block < blocks; ++block) {
+      first_row = m * block / blocks;
+      rows = m * (block + 1) / blocks - first_row;
+      const Piece piece = PieceAt(0, first_row, first_row + rows, 0, n, steps);
+      packed_a = scratch.Floats(RowsToPack(piece).floats);
+      RowPacking packing{piece, packed_a};
+      RunUnits(threads, used, packing.units(), &packing);
+      RunUnits(threads, used, units, this);
+    }
+    return true;
   }
 };
 
@@ -157,15 +203,14 @@ void Multiply(const BlasLibrary& blas, Product* product, const Threads& threads)
   const double bytes = static_cast<double>(places) * p.n * p.k * SizeOf(p.type);
   const double worth = std::max(products / kWorkPerThread, bytes / kBytesPerThread);
   const int used = worth < 2 ? 1 : static_cast<int>(std::min<double>(threads.count(), worth));
-  if (used == 1) return job.RunTask(0);
-  job.tasks = used * static_cast<int64_t>(std::clamp<double>(2 * worth / used, 1, kTasksPerThread));
-  if (places < job.tasks) {
+  if (used == 1) return job.RunUnit(0);
+  job.units = used * static_cast<int64_t>(std::clamp<double>(2 * worth / used, 1, kTasksPerThread));
+  if (places < job.units) {
     const int64_t most = std::max<int64_t>(1, std::max(p.m, p.n) / kGrain);
-    job.pieces = std::min(most, (job.tasks + places - 1) / places);
+    job.pieces = std::min(most, (job.units + places - 1) / places);
   }
-  threads.run(
-      used, static_cast<int>(job.tasks),
-      [](int task, void* data) { static_cast<const Job*>(data)->RunTask(task); }, &job);
+  if (places == 1 && !job.by_rows && job.RunWithSharedRows(threads, used)) return;
+  RunUnits(threads, used, job.units, &job);
 }
 
 }  // namespace tvm_ipc

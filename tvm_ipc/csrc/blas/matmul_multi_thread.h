@@ -53,6 +53,18 @@ struct Threads {
   void (*run)(int threads, int tasks, void (*body)(int task, void* data), void* data);
 };
 
+/*! \brief Call `job->RunUnit(unit)` for each unit, on up to `used` threads. */
+template <typename Job>
+void RunUnits(const Threads& threads, int used, int64_t units, Job* job) {
+  if (used <= 1) {
+    for (int64_t unit = 0; unit < units; ++unit) job->RunUnit(unit);
+    return;
+  }
+  threads.run(
+      used, static_cast<int>(units),
+      [](int unit, void* data) { static_cast<Job*>(data)->RunUnit(unit); }, job);
+}
+
 /*!
  * \brief Compute the product. Modifies `*product`. One of row_stride and col_stride of a must be 1,
  *        and likewise of b.

@@ -89,7 +89,7 @@ struct PieceRunner : Piece {
       RunPieceInFixedOrder(*this);
     } else if (InPlace()) {
       FewRows();
-    } else if (type == kBFloat16 && tiles != nullptr) {
+    } else if (UsesTiles()) {
       InTiles();
     } else if (packed.rows > 0) {
       Packed();
@@ -98,6 +98,35 @@ struct PieceRunner : Piece {
     } else {
       Blocks();
     }
+  }
+
+  bool UsesTiles() const { return type == kBFloat16 && tiles != nullptr; }
+
+  /*! \brief Return whether Run packs rows of a. */
+  bool PacksRows() const {
+    const bool in_place = type == kFloat64 || a.cols == 0 || parts > 0 || InPlace();
+    return !in_place && (UsesTiles() || packed.rows > 0);
+  }
+
+  /*! \brief Return how many rows of a are packed at once. */
+  int64_t RowsAtOnce() const {
+    if (UsesTiles()) return MostPacked(a.rows, kPackedBytesA);
+    const int64_t fitting = kPackedBytesA / (DeepBlocks() * kPackedStride * 4);
+    return std::min(kPackedMostRows, std::max<int64_t>(packed.rows, fitting));
+  }
+
+  /*! \brief Return the floats of packed rows of a. */
+  int64_t PackedFloats(int64_t rows) const {
+    if (UsesTiles()) return (rows + kTileEdge - 1) / kTileEdge * kTileEdge * DeepTiles() / 2;
+    return rows * DeepBlocks() * kPackedStride;
+  }
+
+  int64_t DeepBlocks() const { return (a.cols + kPackedDepth - 1) / kPackedDepth; }
+  int64_t DeepTiles() const { return (a.cols + kTileStep - 1) / kTileStep * kTileStep; }
+  /*! \brief Return how many rows or columns of tiles take at most some bytes, one tile at least. */
+  int64_t MostPacked(int64_t count, int64_t bytes) const {
+    const int64_t most = std::max(kTileEdge, bytes / (2 * DeepTiles()) / kTileEdge * kTileEdge);
+    return std::min(most, (count + kTileEdge - 1) / kTileEdge * kTileEdge);
   }
 
   /*! \brief Compute a piece with k = 0, where all sums are 0. */
@@ -172,11 +201,18 @@ struct PieceRunner : Piece {
     }
   }
 
-  /*! \brief Pack the rows [i, i + rows) of a: a block of all rows for each kPackedDepth steps. */
-  void PackRows(int64_t i, int64_t rows, float* to) const {
+  /*!
+   * \brief Pack `count` rows of a, from `first` on, of the rows [i, i + rows) that are packed at
+   *        once: a block of all rows for each kPackedDepth steps.
+   */
+  void PackRowsOf(int64_t i, int64_t rows, int64_t first, int64_t count, float* to) const {
+    if (UsesTiles()) {
+      char* const of_first = reinterpret_cast<char*>(to) + first * DeepTiles() * 2;
+      return tiles->pack_a({a.data, a.row, a.col}, i + first, count, a.cols, of_first);
+    }
     // A whole row at a time, because the processor prefetches what is read in the order of memory.
-    const int64_t at_once = a.plain() ? 1 : rows;
-    for (int64_t r = 0; r < rows; r += at_once) {
+    const int64_t at_once = a.plain() ? 1 : count;
+    for (int64_t r = first; r < first + count; r += at_once) {
       for (int64_t p = 0; p < a.cols; p += kPackedDepth) {
         const int64_t deep = std::min(kPackedDepth, a.cols - p);
         const Matrix part = a.Block(type, i + r, at_once, p, deep);
@@ -188,6 +224,14 @@ struct PieceRunner : Piece {
         }
       }
     }
+  }
+
+  /*! \brief Return the packed rows [i, i + rows) of a. */
+  const float* PackedRowsFrom(int64_t i, int64_t rows) const {
+    if (packed_a != nullptr) return packed_a;  // they were packed for all pieces
+    float* const to = scratch_a.Floats(PackedFloats(rows));
+    PackRowsOf(i, rows, 0, rows, to);
+    return to;
   }
 
   /*! \brief Pack `deep` steps of k, from step p, of a panel of columns. */
@@ -249,18 +293,14 @@ struct PieceRunner : Piece {
   }
 
   void Packed() const {
-    const int64_t m = a.rows, n = b.cols;
-    const int64_t deep_blocks = (a.cols + kPackedDepth - 1) / kPackedDepth;
-    const int64_t fitting = kPackedBytesA / (deep_blocks * kPackedStride * 4);
-    const int64_t most = std::min(kPackedMostRows, std::max<int64_t>(packed.rows, fitting));
+    const int64_t m = a.rows, n = b.cols, most = RowsAtOnce();
     const int64_t blocks = (m + most - 1) / most, height = (m + blocks - 1) / blocks;
     const bool direct = target_type == kFloat32;
-    float* of_a = scratch_a.Floats(height * deep_blocks * kPackedStride);
     float* of_b = scratch_b.Floats(kPackedDepth * packed.cols);
     float* sums = scratch_c.Floats(height * (packed.cols + (direct ? 0 : kPackedFinishCols)));
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t i = m * block / blocks, rows = m * (block + 1) / blocks - i;
-      PackRows(i, rows, of_a);
+      const float* of_a = PackedRowsFrom(i, rows);
       for (int64_t first = 0; first < n; first += kPackedFinishCols) {
         const int64_t end = std::min(n, first + kPackedFinishCols);
         float* to = direct ? reinterpret_cast<float*>(At(i, first)) : sums + height * packed.cols;
@@ -324,22 +364,16 @@ struct PieceRunner : Piece {
 
   void InTiles() const {
     const int64_t m = a.rows, n = b.cols, k = a.cols;
-    const int64_t steps = (k + kTileStep - 1) / kTileStep, deep = steps * kTileStep;
-    auto fitting = [&](int64_t count, int64_t bytes) {
-      const int64_t most = std::max(kTileEdge, bytes / (2 * deep) / kTileEdge * kTileEdge);
-      return std::min(most, (count + kTileEdge - 1) / kTileEdge * kTileEdge);
-    };
-    const int64_t block_rows = fitting(m, kPackedBytesA);
-    const int64_t block_cols = std::min(fitting(n, kPackedBytesB), kPanelCols);
-    char* packed_a = reinterpret_cast<char*>(scratch_a.Floats(block_rows * deep / 2));
+    const int64_t deep = DeepTiles(), steps = deep / kTileStep, block_rows = RowsAtOnce();
+    const int64_t block_cols = std::min(MostPacked(n, kPackedBytesB), kPanelCols);
     char* packed_b = reinterpret_cast<char*>(scratch_b.Floats(block_cols * deep / 2));
     float* sums = scratch_c.Floats(kTileEdge * (block_cols + kTileEdge));
     float* more = sums + kTileEdge * block_cols;
-    const TileMatrix from_a{a.data, a.row, a.col}, from_b{b.data, b.row, b.col};
+    const TileMatrix from_b{b.data, b.row, b.col};
     tiles->begin();
     for (int64_t i = 0; i < m; i += block_rows) {
       const int64_t rows = std::min(block_rows, m - i);
-      tiles->pack_a(from_a, i, rows, k, packed_a);
+      const char* rows_of_a = reinterpret_cast<const char*>(PackedRowsFrom(i, rows));
       for (int64_t j = 0; j < n; j += block_cols) {
         const int64_t cols = std::min(block_cols, n - j);
         tiles->pack_b(from_b, j, cols, k, packed_b);
@@ -347,7 +381,7 @@ struct PieceRunner : Piece {
           const int64_t height = std::min(kTileEdge, rows - r);
           for (int64_t c = 0; c < cols; c += kTileEdge) {
             const bool two_rows = height > kTileEdge / 2;
-            const char* of_a = packed_a + r * deep * 2;
+            const char* of_a = rows_of_a + r * deep * 2;
             const char* of_b = packed_b + c * deep * 2;
             tiles->block(of_a, of_b, std::min(steps, kStretchSteps), two_rows, sums + c,
                          block_cols);
@@ -476,5 +510,15 @@ void Piece::WidenTo(const Matrix& from, float* to, int64_t ld) const {
 }
 
 void RunPiece(const Piece& piece) { PieceRunner(piece).Run(); }
+
+PackedRows RowsToPack(const Piece& piece) {
+  const PieceRunner runner(piece);
+  if (!runner.PacksRows()) return {0, 0};
+  return {runner.RowsAtOnce(), runner.PackedFloats(piece.a.rows)};
+}
+
+void PackRows(const Piece& piece, int64_t first, int64_t count, float* to) {
+  PieceRunner(piece).PackRowsOf(0, piece.a.rows, first, count, to);
+}
 
 }  // namespace tvm_ipc

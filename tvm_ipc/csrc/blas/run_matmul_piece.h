@@ -44,6 +44,8 @@ struct Piece {
   int num_steps;
   const Step* steps;
   int64_t parts;  // of k, see Product
+  /*! \brief All rows of a, as PackRows stores them; nullptr if the piece packs them itself. */
+  const float* packed_a = nullptr;
 
   char* At(int64_t i, int64_t j) const {
     return target + (i * ld_target + j) * SizeOf(target_type);
@@ -59,6 +61,17 @@ struct Piece {
 constexpr int kMaxSteps = 8;
 
 void RunPiece(const Piece& piece);
+
+/*!
+ * \brief Pieces that differ in their columns can share packed rows of a. `most` is the number of
+ * rows that are packed at once, 0 if this piece reads a in place; `floats` is the size of its rows.
+ */
+struct PackedRows {
+  int64_t most, floats;
+};
+PackedRows RowsToPack(const Piece& piece);
+/*! \brief Pack some rows of a to their place in `to`; `first` is a multiple of kTileEdge. */
+void PackRows(const Piece& piece, int64_t first, int64_t count, float* to);
 
 /*! \brief Compute a piece with parts > 0 and k > 0. */
 void RunPieceInFixedOrder(const Piece& piece);
