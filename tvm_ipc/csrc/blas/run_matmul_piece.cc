@@ -85,7 +85,7 @@ struct PieceRunner : Piece {
       Float64();
     } else if (a.cols == 0) {
       Nothing();
-    } else if (parts > 0) {
+    } else if (HasFixedOrder()) {
       RunPieceInFixedOrder(*this);
     } else if (InPlace()) {
       FewRows();
@@ -100,11 +100,12 @@ struct PieceRunner : Piece {
     }
   }
 
+  bool HasFixedOrder() const { return parts > 0 && a.cols > 0; }
   bool UsesTiles() const { return type == kBFloat16 && tiles != nullptr; }
 
   /*! \brief Return whether Run packs rows of a. */
   bool PacksRows() const {
-    const bool in_place = type == kFloat64 || a.cols == 0 || parts > 0 || InPlace();
+    const bool in_place = type == kFloat64 || a.cols == 0 || InPlace();
     return !in_place && (UsesTiles() || packed.rows > 0);
   }
 
@@ -513,12 +514,15 @@ void RunPiece(const Piece& piece) { PieceRunner(piece).Run(); }
 
 PackedRows RowsToPack(const Piece& piece) {
   const PieceRunner runner(piece);
+  if (runner.HasFixedOrder()) return RowsToPackInFixedOrder(piece);
   if (!runner.PacksRows()) return {0, 0};
   return {runner.RowsAtOnce(), runner.PackedFloats(piece.a.rows)};
 }
 
 void PackRows(const Piece& piece, int64_t first, int64_t count, float* to) {
-  PieceRunner(piece).PackRowsOf(0, piece.a.rows, first, count, to);
+  const PieceRunner runner(piece);
+  if (runner.HasFixedOrder()) return PackRowsInFixedOrder(piece, first, count, to);
+  runner.PackRowsOf(0, piece.a.rows, first, count, to);
 }
 
 }  // namespace tvm_ipc

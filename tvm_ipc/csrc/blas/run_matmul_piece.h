@@ -73,8 +73,10 @@ PackedRows RowsToPack(const Piece& piece);
 /*! \brief Pack some rows of a to their place in `to`; `first` is a multiple of kTileEdge. */
 void PackRows(const Piece& piece, int64_t first, int64_t count, float* to);
 
-/*! \brief Compute a piece with parts > 0 and k > 0. */
+/*! \brief The same for a piece with parts > 0 and k > 0. */
 void RunPieceInFixedOrder(const Piece& piece);
+PackedRows RowsToPackInFixedOrder(const Piece& piece);
+void PackRowsInFixedOrder(const Piece& piece, int64_t first, int64_t count, float* to);
 
 }  // namespace tvm_ipc
 #endif  // TVM_IPC_BLAS_RUN_MATMUL_PIECE_H_

@@ -33,12 +33,15 @@ struct FixedOrderRunner : Piece {
   const PackedKernels& packed = CurrentBlasKernels().packed;
 
   void Run() const {
-    const Parts all{parts, a.cols / parts};
-    if (a.rows <= (b.plain() ? kSkinnyRows : kFixedOrderKernels.few_rows)) {
-      FewRowsInFixedOrder(all);
+    if (HasFewRows()) {
+      FewRowsInFixedOrder({parts, a.cols / parts});
     } else {
-      BlocksInFixedOrder(all);
+      BlocksInFixedOrder();
     }
+  }
+
+  bool HasFewRows() const {
+    return a.rows <= (b.plain() ? kSkinnyRows : kFixedOrderKernels.few_rows);
   }
 
   void FewRowsInFixedOrder(const Parts& all) const {
@@ -123,30 +126,61 @@ struct FixedOrderRunner : Piece {
     }
   }
 
-  /*! \brief Multiply blocks of some parts of k, one after another for each block of columns. */
-  void BlocksInFixedOrder(const Parts& all) const {
-    const int64_t m = a.rows, n = b.cols;
-    const int64_t padded = PaddedSteps(all.size);
-    Parts some{1, all.size};
-    while (some.count < all.count && 2 * some.count * padded <= kBlockOfSteps) some.count *= 2;
-    const int64_t steps = some.count * some.size, units = all.count / some.count;
-    const int64_t depth = some.count * padded;
-    const int64_t ld = RowStride(depth);
+  /*! \brief How k is divided into blocks of some parts each, and rows of a into blocks. */
+  struct Blocking {
+    Parts some;
+    /*! \brief Steps of k and packed steps of a block, the number of blocks of k, and the distance
+     * of packed rows. */
+    int64_t steps, depth, units, ld;
+    /*! \brief The most rows that are packed at once. */
+    int64_t most;
+  };
+
+  Blocking ChooseBlocks() const {
+    const int64_t size = a.cols / parts, padded = PaddedSteps(size);
+    Parts some{1, size};
+    while (some.count < parts && 2 * some.count * padded <= kBlockOfSteps) some.count *= 2;
+    const int64_t depth = some.count * padded, units = parts / some.count, ld = RowStride(depth);
     const int64_t fitting = kBytesOfA / (units * ld * 4);
     const int64_t most = std::clamp<int64_t>(fitting, 48, kMostRows);
+    return {some, some.count * size, depth, units, ld, most};
+  }
+
+  /*! \brief Pack `count` rows of a, from `first` on, of the rows [i, i + rows) that are packed at
+   *         once: all rows of each block of k. */
+  void PackRowsOf(const Blocking& by, int64_t i, int64_t rows, int64_t first, int64_t count,
+                  float* to) const {
+    // A whole row at a time, because the processor prefetches what is read in the order of memory.
+    const int64_t at_once = a.plain() ? 1 : count;
+    for (int64_t r = first; r < first + count; r += at_once) {
+      for (int64_t unit = 0; unit < by.units; ++unit) {
+        const Matrix steps = a.Block(type, i + r, at_once, unit * by.steps, by.steps);
+        PackRows(steps, by.some, to + (unit * rows + r) * by.ld, by.ld);
+      }
+    }
+  }
+
+  /*! \brief Multiply blocks of some parts of k, one after another for each block of columns. */
+  void BlocksInFixedOrder() const {
+    const int64_t m = a.rows, n = b.cols;
+    const Blocking by = ChooseBlocks();
+    const auto& [some, steps, depth, units, ld, most] = by;
+    const int64_t padded = PaddedSteps(some.size);
     const int64_t blocks = (m + most - 1) / most, height = (m + blocks - 1) / blocks;
     const int64_t width = std::clamp<int64_t>(
         kBytesOfB / (depth * 4) / kFixedOrderCols * kFixedOrderCols, kFixedOrderCols, kBlockOfCols);
     const bool direct = target_type == kFloat32;
-    float* of_a = scratch_x.Floats(units * height * ld);
     float* of_b = scratch_w.Floats(width * depth);
     const int64_t level_floats =
         __builtin_ctzll(units) * kFixedOrderKernels.level_size(height, width);
     float* levels = scratch_sums.Floats(level_floats + (direct ? 0 : height * kFinishedCols));
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t i = m * block / blocks, rows = m * (block + 1) / blocks - i;
-      for (int64_t unit = 0; unit < units; ++unit) {
-        PackRows(a.Block(type, i, rows, unit * steps, steps), some, of_a + unit * rows * ld, ld);
+      const float* of_a = packed_a;  // not nullptr if they were packed for all pieces
+      if (of_a == nullptr) {
+        float* const own = scratch_x.Floats(units * rows * ld);
+        PackRowsOf(by, i, rows, 0, rows, own);
+        of_a = own;
       }
       for (int64_t first = 0; first < n; first += kFinishedCols) {
         const int64_t end = std::min(n, first + kFinishedCols);
@@ -180,8 +214,23 @@ struct FixedOrderRunner : Piece {
 }  // namespace
 
 void RunPieceInFixedOrder(const Piece& piece) { FixedOrderRunner(piece).Run(); }
+
+PackedRows RowsToPackInFixedOrder(const Piece& piece) {
+  const FixedOrderRunner runner(piece);
+  if (runner.HasFewRows()) return {0, 0};
+  const auto by = runner.ChooseBlocks();
+  return {by.most, by.units * piece.a.rows * by.ld};
+}
+
+void PackRowsInFixedOrder(const Piece& piece, int64_t first, int64_t count, float* to) {
+  const FixedOrderRunner runner(piece);
+  runner.PackRowsOf(runner.ChooseBlocks(), 0, piece.a.rows, first, count, to);
+}
 #else
-void RunPieceInFixedOrder(const Piece&) {}  // OrdersSums returns false
+// OrdersSums returns false.
+void RunPieceInFixedOrder(const Piece&) {}
+PackedRows RowsToPackInFixedOrder(const Piece&) { return {0, 0}; }
+void PackRowsInFixedOrder(const Piece&, int64_t, int64_t, float*) {}
 #endif
 
 }  // namespace tvm_ipc
