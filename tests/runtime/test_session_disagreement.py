@@ -261,9 +261,9 @@ def test_message_that_is_not_what_the_receiver_wants(
 # ---- ranks that are late --------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["threads", "processes"])
+@pytest.fixture(params=[True, False], ids=["threads", "processes"])
 def impatient(request: pytest.FixtureRequest) -> Iterator[tvm_ipc.Session]:
-    """Two groups of two."""
+    """Two groups of two. A busy machine can end such a session, so each test has its own."""
     with tvm_ipc.Session(4, num_groups=2, threads=request.param, timeout=1.0) as session:
         session.import_python_module("tests.runtime.worker_functions")
         yield session
