@@ -112,7 +112,9 @@ int main(int argc, char** argv) {
       CheckProduct(type, 12, 70, 300, 70, false, true);
       CheckProduct(type, 1, 700, 130, 97, true, false);
       CheckProduct(type, 1, 97, 130, 700, false, false);
-      CheckProduct(type, 1, 600, 130, 700, true, true);  // more rows than are packed at once
+      // More rows, and more steps of k, than are packed at once.
+      CheckProduct(type, 1, 600, 130, 700, true, true);
+      CheckProduct(type, 1, 70, 600, 300, false, true);
     }
   }
   std::printf("%zu kinds of kernels\n", names.size());

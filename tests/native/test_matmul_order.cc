@@ -244,6 +244,7 @@ int main(int argc, char** argv) {
   const Shape with_threads[] = {
       // By rows, by columns.
       {129, 512, 300, 8},
+      {65, 2048, 300, 16},
       {1, 2048, 1500, 16},
       {700, 256, 70, 2},
   };
