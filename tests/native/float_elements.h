@@ -24,8 +24,10 @@ inline void RunThreads(int threads, int tasks, void (*body)(int, void*), void* d
   ThreadPool::OfThread().Run(threads, tasks, body, data);
 }
 
-/*! \brief Return the instruction sets of this machine that have different kernels. */
-inline std::vector<std::string> InstructionSetsHere() {
+/*! \brief Return the instruction sets of this machine that have different kernels; the best and
+ *         the portable one only if `few`. */
+inline std::vector<std::string> InstructionSetsHere(bool few = false) {
+  if (few) return {"auto", "portable"};
   std::vector<std::string> names;
   std::set<std::string> kernels;
   for (const char* name : {"avx512bf16", "avx512", "avx2", "portable", "auto"}) {

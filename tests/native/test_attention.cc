@@ -361,8 +361,7 @@ void CheckNumbers() {
 
 int main(int argc, char** argv) {
   const bool threads = argc > 1 && std::string(argv[1]) == "--threads";
-  const std::vector<std::string> few = {"auto", "portable"};
-  const std::vector<std::string> names = threads ? few : InstructionSetsHere();
+  const std::vector<std::string> names = InstructionSetsHere(threads);
   for (const std::string& name : names) {
     UseBlasInstructionSet(name.c_str());
     for (FloatType type : {kFloat16, kBFloat16, kFloat32}) {

@@ -97,8 +97,7 @@ int main(int argc, char** argv) {
                                {1, 70, 300},  {66, 33, 290}, {2, 0, 3},     {0, 3, 3},
                                {520, 20, 20}, {3, 4500, 9},  {1, 9000, 17}, {33, 4200, 5},
                                {47, 300, 65}, {14, 600, 40}, {37, 30, 1100}};
-  const std::vector<std::string> few = {"auto", "portable"};
-  const std::vector<std::string> names = threads ? few : InstructionSetsHere();
+  const std::vector<std::string> names = InstructionSetsHere(threads);
   for (const std::string& name : names) {
     UseBlasInstructionSet(name.c_str());
     for (FloatType type : {kFloat16, kBFloat16, kFloat32, kFloat64}) {

@@ -93,10 +93,8 @@ struct Job {
   bool by_rows;
   int64_t pieces = 1;  // of each matrix of the batch
   int64_t units = 1;
-  /*! \brief The rows of pieces of columns, and these rows as PackRows stores them if the pieces
-   *         share them. */
-  int64_t first_row = 0, rows = product.m;
-  float* packed_a = nullptr;
+  int64_t first_row = 0, rows = product.m;  // of pieces of columns
+  float* packed_a = nullptr;                // these rows, if the pieces share them
 
   /*! \brief Return where piece `index` of `pieces` begins: a multiple that suits the kernels. */
   int64_t Cut(int64_t size, int64_t index) const {

@@ -62,15 +62,14 @@ constexpr int kMaxSteps = 8;
 
 void RunPiece(const Piece& piece);
 
-/*!
- * \brief Pieces that differ in their columns can share packed rows of a. `most` is the number of
- * rows that are packed at once, 0 if this piece reads a in place; `floats` is the size of its rows.
- */
+/*! \brief How a piece packs rows of a. */
 struct PackedRows {
-  int64_t most, floats;
+  int64_t most;    // rows that are packed at once; 0 if the piece reads a in place
+  int64_t floats;  // size of all rows of the piece, when they are packed
 };
 PackedRows RowsToPack(const Piece& piece);
-/*! \brief Pack some rows of a to their place in `to`; `first` is a multiple of kTileEdge. */
+/*! \brief Pack the rows [first, first + count) of a piece to their place in `to`, which then is
+ *         the `packed_a` of pieces with the same rows. `first` is a multiple of kTileEdge. */
 void PackRows(const Piece& piece, int64_t first, int64_t count, float* to);
 
 /*! \brief The same for a piece with parts > 0 and k > 0. */

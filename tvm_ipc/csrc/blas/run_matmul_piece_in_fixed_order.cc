@@ -128,12 +128,12 @@ struct FixedOrderRunner : Piece {
 
   /*! \brief How k is divided into blocks of some parts each, and rows of a into blocks. */
   struct Blocking {
-    Parts some;
-    /*! \brief Steps of k and packed steps of a block, the number of blocks of k, and the distance
-     * of packed rows. */
-    int64_t steps, depth, units, ld;
-    /*! \brief The most rows that are packed at once. */
-    int64_t most;
+    Parts some;     // of a block of k
+    int64_t steps;  // of k in a block
+    int64_t depth;  // the same with the zeros after each part
+    int64_t units;  // blocks of k
+    int64_t ld;     // distance of packed rows
+    int64_t most;   // rows that are packed at once
   };
 
   Blocking ChooseBlocks() const {
