@@ -372,3 +372,20 @@ def test_descriptors_do_not_pile_up() -> None:
         open_session("disco_processes", 3).end()
         counts.append(used())
     assert counts[2] <= counts[0]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("end", ["pass", "session.shutdown()"])
+def test_session_that_outlives_the_modules(end: str, workers: int) -> None:
+    """As with a function of the program that is in `sys.excepthook`."""
+    code = f"""
+import sys
+sys.kept = start
+session = start(workers={workers})
+x = session.broadcast(np.ones(4))
+print(*worker_pids())
+{end}
+"""
+    pids = run(code).split()
+    assert len(pids) == workers - 1
+    assert not [pid for pid in pids if Path("/proc", pid).exists()]

@@ -263,6 +263,24 @@ threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     assert left(result.stdout) == []
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("end", ["", "session.close()"])
+def test_session_that_outlives_the_modules(end: str, workers: int) -> None:
+    """As with a function of the program that is in `sys.excepthook`."""
+    code = f"""
+import sys, tvm_ipc
+def of_this_module(): pass
+sys.kept = of_this_module
+session = tvm_ipc.Session({workers})
+x = session.put([1.0])
+print(*session.pids[1:])
+{end}
+"""
+    result = run_code(code)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert left(result.stdout) == []
+
+
 def test_workers_end_after_a_controller_that_did_not_clean_up() -> None:
     result = run_code((START + "import os; os._exit(3)").replace("{threads}", "False"))
     assert (result.returncode, result.stderr) == (3, "")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -43,11 +44,13 @@ originals: dict[str, Any] = {}
 class State:
     """The state of one session of Disco."""
 
-    def __init__(self, workers: list[Worker], exists: Callable[[bool], bool]) -> None:
-        self.workers = workers
-        #: A native weak reference, which returns whether the session still exists. With True as its
-        #: argument, the session is never destroyed. No other session gets the address meanwhile.
-        self.exists = exists
+    def __init__(self, workers: list[Worker] | None, reference: Callable[[bool], Any]) -> None:
+        #: Whether Disco ends worker processes when it destroys the session.
+        self.has_processes = workers is not None
+        self.workers = [] if workers is None else workers
+        #: A native weak reference, which returns the session or None. With True as its argument, the
+        #: session is never destroyed. No other session gets the address meanwhile.
+        self.reference = reference
         self.owner = os.getpid()
         self.shut_down = False
         #: Functions that every worker has; empty before `init_ccl`. The guard catches exceptions of
@@ -160,9 +163,9 @@ def _address(session: Any) -> int:
     return address
 
 
-def remember(session: Any, workers: list[Worker]) -> None:
+def remember(session: Any, workers: list[Worker] | None) -> None:
     """Add a new session and its worker processes, and drop those that were destroyed."""
-    _drop(lambda state: not state.exists(False))
+    _drop(lambda state: state.reference(False) is None)
     _states[_address(session)] = State(workers, _weak_reference(session))
 
 
@@ -180,12 +183,12 @@ def _drop(is_dropped: Callable[[State], bool]) -> None:
 
 def kept_state(session: Any) -> State:
     """Return the state of a session, which is kept from now on."""
-    return _states.setdefault(_address(session), State([], _weak_reference(session)))
+    return _states.setdefault(_address(session), State(None, _weak_reference(session)))
 
 
 def state_of(session: Any) -> State:
     """Return the state of a session; a new state if none is kept."""
-    return _states.get(_address(session)) or State([], _weak_reference(session))
+    return _states.get(_address(session)) or State(None, _weak_reference(session))
 
 
 def usable(session: Any) -> State:
@@ -202,4 +205,24 @@ def disown() -> None:
     A destructor would wait for threads that only the parent has.
     """
     for state in _states.copy().values():
-        state.exists(True)
+        state.reference(True)
+
+
+def end_at_exit(shut_down: Callable[[Any], None]) -> None:
+    """End the sessions with worker processes that are open at the end of the program.
+
+    Disco does that when it destroys a session, by calls of Python. Modules may be empty by then,
+    and an error would end this process by a signal. So these sessions are not destroyed.
+    """
+    for state in _states.copy().values():
+        if not state.has_processes or state.owner != os.getpid():
+            continue
+        session = state.reference(True)
+        if session is None:
+            continue
+        with contextlib.suppress(Exception):  # of workers that have died
+            if not state.shut_down:
+                originals["SessionSyncWorker"](session, 0)  # a thread of this process
+                shut_down(session)
+        for worker in state.workers:
+            worker.kill()

@@ -15,6 +15,7 @@ the next call that waits for a worker. The API for programs is unchanged.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
@@ -85,6 +86,7 @@ def patch() -> None:
         replace_global_func(init_ccl, functools.partial(_start, backend))
     DISCO_INIT_CCL.set(_init_ccl)
     os.register_at_fork(after_in_child=disco_session_liveness_and_errors.disown)
+    atexit.register(disco_session_liveness_and_errors.end_at_exit, _shutdown)
 
 
 def init_ccl(
@@ -140,7 +142,7 @@ def _wrap_constructor(native: Any) -> Any:
 
     def construct(*args: Any) -> Any:
         standard_fd_reservation.fill()
-        _constructing.workers = []
+        _constructing.workers = None
         session = native(*args)
         disco_session_liveness_and_errors.remember(session, _constructing.workers)
         return session

@@ -183,6 +183,12 @@ class Shutdown:
         """Print an error that cannot be raised any more."""
         report_unraised_error(self._session_ref(), error)
 
+    def keep_session(self) -> None:
+        """Never destroy the session, which would call Python, if its workers were processes."""
+        session = self._session_ref()
+        if session is not None and self._dispatcher.pool is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+
     def disown(self) -> None:
         """Leave the workers alone in a process that was forked off the controller."""
         self._dispatcher.closed = self._done = True
@@ -212,6 +218,10 @@ def _close_all() -> None:
             shutdown.close_at_exit(failed=failed)
         except Exception as error:
             shutdown.report(error)
+    # At interpreter shutdown modules may be empty, and an error of these calls of Python would end
+    # the process by a signal.
+    for shutdown in [*_open_sessions]:
+        shutdown.keep_session()
 
 
 def _disown_all() -> None:

@@ -321,11 +321,12 @@ ffi::ObjectRef SessionOf(DRef reference) { return reference->session; }
 ffi::Function WeakReference(Session session) {
   using Unsafe = ffi::details::ObjectUnsafe;
   ffi::WeakObjectPtr<ffi::Object> weak(Unsafe::ObjectPtrFromObjectRef<ffi::Object>(session));
-  return ffi::Function::FromTyped([weak](bool keep) {
+  return ffi::Function::FromTyped([weak](bool keep) -> ffi::Optional<ffi::ObjectRef> {
     auto locked = weak.lock();
-    if (locked == nullptr) return false;
+    if (locked == nullptr) return std::nullopt;
+    const auto result = Unsafe::ObjectRefFromObjectPtr<ffi::ObjectRef>(locked);
     if (keep) Unsafe::MoveObjectPtrToTVMFFIObjectPtr(std::move(locked));  // never released
-    return true;
+    return result;
   });
 }
 
