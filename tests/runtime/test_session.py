@@ -24,6 +24,7 @@ from tests.runtime.disco_programs import Transposes, build
 from tests.runtime.places import ON_GPUS
 from tvm_ipc.errors import SessionClosedError
 from tvm_ipc.packed_functions import backends_of
+from tvm_ipc.runtime.oversized_calls_and_tensors import SENT_IN_COMMAND
 from tvm_ipc.runtime.references import DModule
 
 PLACES = pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
@@ -46,6 +47,17 @@ def test_put_and_get(dtype: Any, trio: tvm_ipc.Session) -> None:
         value = trio.get(reference, rank)
         assert isinstance(value, np.ndarray)
         np.testing.assert_array_equal(value, array, strict=True)
+
+
+@pytest.mark.parametrize("bytes_more", [-1, 0, 1])
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "int64"])
+def test_put_of_sizes_around_that_of_a_command(
+    dtype: str, bytes_more: int, trio: tvm_ipc.Session
+) -> None:
+    array = np.arange(SENT_IN_COMMAND // np.dtype(dtype).itemsize + bytes_more).astype(dtype)
+    reference = trio.put(array)
+    for rank in range(RANKS):
+        np.testing.assert_array_equal(trio.get(reference, rank), array, strict=True)
 
 
 def test_put_of_the_other_byte_order(trio: tvm_ipc.Session) -> None:

@@ -319,6 +319,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<worker::Done>>("tvm_ipc.worker.done");
   Define<Plain<worker::Fetch>>("tvm_ipc.worker.fetch");
   Define<Plain<worker::FetchLimited>>("tvm_ipc.worker.fetch_limited");
+  Define<Plain<worker::TensorOfBytes>>("tvm_ipc.worker.tensor_of_bytes");
   Define<Plain<worker::TakeFromHost>>("tvm_ipc.worker.take_from_host");
   Define<Plain<worker::CopyFromHost>>("tvm_ipc.worker.copy_from_host");
   Define<Plain<worker::CopyToHost>>("tvm_ipc.worker.copy_to_host");

@@ -116,6 +116,8 @@ tvm_ipc.worker.fetch(value: Any, rank: int, key: int)
     worker: send a value to the controller, if this is the rank
 tvm_ipc.worker.fetch_limited(value: Any, rank: int, key: int, most: int)
     worker: the same; of a tensor above a size, send only its shape and type
+tvm_ipc.worker.tensor_of_bytes(bytes: bytes, shape: Shape, dtype: dtype) -> Tensor
+    worker: a tensor on the worker's device that has these bytes
 tvm_ipc.worker.take_from_host(key: int, otherwise: Any) -> Any
     worker: the tensor that session.put stored, in worker 0; `otherwise` in other workers
 tvm_ipc.worker.copy_from_host(key: int, receiver: int, target: Tensor | None)

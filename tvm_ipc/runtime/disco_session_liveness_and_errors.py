@@ -48,8 +48,8 @@ class State:
         #: Whether Disco ends worker processes when it destroys the session.
         self.has_processes = workers is not None
         self.workers = [] if workers is None else workers
-        #: A native weak reference, which returns the session or None. With True as its argument, the
-        #: session is never destroyed. No other session gets the address meanwhile.
+        #: A native weak reference, which returns the session or None. With True as its argument,
+        #: the session is never destroyed. No other session gets the address meanwhile.
         self.reference = reference
         self.owner = os.getpid()
         self.shut_down = False

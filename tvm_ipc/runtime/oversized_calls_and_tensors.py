@@ -75,6 +75,8 @@ def _upper_bound(argument: Any) -> int:
 #: A tensor of another process with more bytes is fetched by a collective, into memory that the
 #: controller has allocated, instead of in a message to the controller.
 FETCHED_SEPARATELY: Final = 1 << 16
+#: An array of the controller of at most this many bytes is sent as an argument of a command.
+SENT_IN_COMMAND: Final = 1 << 10
 #: An array of the controller with more bytes is not copied before workers read it.
 READ_IN_PLACE: Final = 1 << 26
 

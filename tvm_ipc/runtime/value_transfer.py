@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import numbers
@@ -21,6 +22,7 @@ from tvm_ipc.runtime.collectives import Collectives, Scope
 from tvm_ipc.runtime.oversized_calls_and_tensors import (
     FETCHED_SEPARATELY,
     READ_IN_PLACE,
+    SENT_IN_COMMAND,
     large_tensor,
     tensor_over,
 )
@@ -243,11 +245,29 @@ class Values:
     def broadcast(self, host: Tensor, dst: DRef | None, scope: Scope) -> DRef:
         """Copy a tensor of the controller to every worker of a scope."""
         target = target_of("broadcast: dst", dst)
+        if target is None and scope is False and self._fits_in_command(host):
+            return self._send_in_command(host)
         target = self.empty(host.shape, host.dtype) if target is None else target
         source = self._at_root(host, scope)
         self._collectives.run("broadcast", scope, source, target)
         self._wait_for_reading(host)
         return target
+
+    def _fits_in_command(self, host: Tensor) -> bool:
+        on_cpus = self._device == "cpu" and host.device.dlpack_device_type() == DEVICES["cpu"]
+        has_bytes = tvm_ffi.dtype(host.dtype).bits >= 8 and host.is_contiguous()
+        return on_cpus and has_bytes and bytes_of(host) <= SENT_IN_COMMAND
+
+    def _send_in_command(self, host: Tensor) -> DRef:
+        shape, element = tuple(host.shape), tvm_ffi.dtype(host.dtype)
+        reference = self._dispatcher.call(
+            self._dispatcher.function("tvm_ipc.worker.tensor_of_bytes"),
+            ctypes.string_at(host.data_ptr(), bytes_of(host)),
+            tvm_ffi.Shape(shape),
+            element,
+        )
+        reference._tensor = RemoteTensor(shape, str(element), "the workers")
+        return reference
 
     def scatter(self, host: Tensor, dst: DRef | None, scope: Scope) -> DRef:
         """Copy row i of a tensor of the controller to worker i of a scope."""

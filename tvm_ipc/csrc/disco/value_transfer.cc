@@ -105,6 +105,16 @@ void FetchLimited(ffi::Any value, int rank, int64_t key, int64_t most) {
   Fetch(std::move(value), rank, key);
 }
 
+Tensor TensorOfBytes(ffi::Bytes bytes, ffi::Shape shape, DLDataType dtype) {
+  Tensor tensor = Tensor::Empty(shape, dtype, DeviceOfThread());
+  if (bytes.size() != ffi::GetDataSize(*tensor.operator->())) {
+    Fail(kind::kValue, "tensor of bytes: there are ", bytes.size(), " bytes for a tensor of ",
+         ffi::GetDataSize(*tensor.operator->()));
+  }
+  tensor.CopyFromBytes(bytes.data(), bytes.size());
+  return tensor;
+}
+
 ffi::Any TakeFromHost(int64_t key, ffi::Any otherwise) {
   if (RequireRank().id() != 0) return otherwise;
   ffi::Any value;

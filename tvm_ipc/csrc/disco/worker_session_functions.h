@@ -46,6 +46,8 @@ void Fetch(tvm::ffi::Any value, int rank, int64_t key);
  *        of a marker text, its shape and its type. The controller then copies it with CopyToHost.
  */
 void FetchLimited(tvm::ffi::Any value, int rank, int64_t key, int64_t most);
+/*! \brief Return a tensor on the device of the calling worker that has these bytes. */
+tvm::runtime::Tensor TensorOfBytes(tvm::ffi::Bytes bytes, tvm::ffi::Shape shape, DLDataType dtype);
 /*! \brief Return the controller's value in worker 0, and `otherwise` in other workers. */
 tvm::ffi::Any TakeFromHost(int64_t key, tvm::ffi::Any otherwise);
 void CopyFromHost(int64_t key, int receiver, tvm::ffi::Optional<tvm::runtime::Tensor> target);
