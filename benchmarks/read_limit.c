@@ -8,8 +8,8 @@
  *
  * So many processes, each with memory of its own, in large pages where the system has some, as the
  * workers of a session have their weights, read it from the first byte to the last, all at once,
- * and add up what they find. Prints bytes per second: of all processes together, until the last one
- * has read its memory, the median over rounds, read in the fastest of some ways.
+ * and add up what they find. Prints bytes per second of all processes together, until the last one
+ * has read its memory: the median over rounds, for the fastest way to read.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -26,11 +26,10 @@
 
 enum { kMost = 64, kLarge = 2 << 20, kSums = 4 };
 
-/*! \brief A way to read: in the order of memory or from kSums places in turn, and how many bytes
- *         ahead to prefetch. */
+/*! \brief A way to read. */
 typedef struct {
-  int in_order;
-  long ahead;
+  int in_order;  // of memory; otherwise from kSums places in turn
+  long ahead;    // bytes from what is read to what is prefetched; 0 for no prefetching
 } Way;
 static const Way kWays[] = {{1, 0}, {1, 1024}, {1, 2048}, {1, 4096}, {0, 0}, {0, 384}, {0, 1024}};
 
@@ -40,7 +39,7 @@ typedef struct {
   double seconds[kMost];
 } Shared;
 
-/*! \brief Not wider than registers of AVX2: GCC would keep the sums in memory. */
+// With vectors wider than the registers, GCC keeps the sums in memory, and additions set the limit.
 typedef float Vector __attribute__((vector_size(32)));
 
 static double now(void) {
@@ -57,7 +56,8 @@ static void meet(Shared* shared, long n, int processes) {
   }
 }
 
-/*! \brief Add kSums vectors that are `step` bytes apart, and those `next` bytes after them. */
+/*! \brief Add vectors to kSums sums, `count` to each. The vectors of one turn are `step` bytes apart,
+ *         and turns are `next` bytes apart. */
 static inline void add(const char* data, size_t count, size_t step, size_t next, long ahead,
                        Vector* sums) {
   for (size_t i = 0; i < count; ++i, data += next) {

@@ -168,7 +168,7 @@ class Shutdown:
             if not wait_for_exit(session, lambda: self._hurried):
                 # A worker thread does not return from a call. Destroying the session would wait
                 # for it indefinitely while holding the GIL: keep the session instead.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+                _never_destroy(session)
             fail = not self._left_by_exception
             if not dispatcher.unusable_reason:  # else the error has been raised
                 report_unraised_errors(session, _reported_errors(session), fail=fail)
@@ -184,10 +184,14 @@ class Shutdown:
         report_unraised_error(self._session_ref(), error)
 
     def keep_session(self) -> None:
-        """Never destroy the session, which would call Python, if its workers were processes."""
+        """Keep the session until this process ends, if its workers are processes.
+
+        Its destructor calls Python. At interpreter shutdown modules may be empty, and an error in a
+        destructor ends the process by a signal.
+        """
         session = self._session_ref()
         if session is not None and self._dispatcher.pool is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+            _never_destroy(session)
 
     def disown(self) -> None:
         """Leave the workers alone in a process that was forked off the controller."""
@@ -196,7 +200,11 @@ class Shutdown:
         self.scratch_dir.disown()
         # Disco's destructor would shut the workers down, and wait for threads that only the
         # controller has.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._session_ref()))
+        _never_destroy(self._session_ref())
+
+
+def _never_destroy(session: Any) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 def end_unfinished() -> None:
@@ -218,8 +226,6 @@ def _close_all() -> None:
             shutdown.close_at_exit(failed=failed)
         except Exception as error:
             shutdown.report(error)
-    # At interpreter shutdown modules may be empty, and an error of these calls of Python would end
-    # the process by a signal.
     for shutdown in [*_open_sessions]:
         shutdown.keep_session()
 

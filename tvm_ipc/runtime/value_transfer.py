@@ -253,10 +253,12 @@ class Values:
         self._wait_for_reading(host)
         return target
 
+    def _on_cpus(self, host: Tensor) -> bool:
+        return self._device == "cpu" and host.device.dlpack_device_type() == DEVICES["cpu"]
+
     def _fits_in_command(self, host: Tensor) -> bool:
-        on_cpus = self._device == "cpu" and host.device.dlpack_device_type() == DEVICES["cpu"]
         has_bytes = tvm_ffi.dtype(host.dtype).bits >= 8 and host.is_contiguous()
-        return on_cpus and has_bytes and bytes_of(host) <= SENT_IN_COMMAND
+        return self._on_cpus(host) and has_bytes and bytes_of(host) <= SENT_IN_COMMAND
 
     def _send_in_command(self, host: Tensor) -> DRef:
         shape, element = tuple(host.shape), tvm_ffi.dtype(host.dtype)
@@ -289,11 +291,7 @@ class Values:
     def _at_root(self, host: Tensor, scope: Scope) -> DRef:
         """Return a tensor of the controller as a tensor of the root worker of a scope."""
         root = scope.ranks[0] if isinstance(scope, Team) else 0
-        if (
-            root == 0
-            and self._device == "cpu"
-            and host.device.dlpack_device_type() == DEVICES["cpu"]
-        ):
+        if root == 0 and self._on_cpus(host):
             return self._take(host)
         if not isinstance(scope, Team):
             return self.copy_to_worker_0(host, None)
