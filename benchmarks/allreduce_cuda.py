@@ -356,6 +356,8 @@ def main() -> int:
     parser.add_argument("--programs", type=Path, help="folder of compiled programs, as a kit has")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing new after these")
     options = parser.parse_args()
+    # Up to eight ranks share a GPU here, and graphs of each must not wait for those of others.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     found = discovery.find()
     if "cuda" not in BACKENDS or not any(one.kernels for one in found.devices):
         print(f"no GPU to measure: {found.reason or 'this tvm_ipc has no kernels for it'}")

@@ -28,6 +28,8 @@ sys.path.append(str(BENCHMARKS))
 COMPILED = "TVM_IPC_TEST_PROGRAMS"
 #: In the names of devices of the double of the driver, which runs no machine code.
 DOUBLE = "Pretend"
+# Up to eight threads that share a GPU capture graphs here; read when CUDA is first used.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def why_no_gpu() -> str:

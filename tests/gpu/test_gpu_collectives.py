@@ -11,6 +11,8 @@ import tvm_ffi
 
 import tvm_ipc
 from tests.gpu.gpu_sessions import HELPERS
+from tvm_ipc.errors import WorkerError
+from tvm_ipc.gpu.discovery import Gpu
 from tvm_ipc.packed_functions import AllReduceStrategy, ReduceKind
 
 pytestmark = pytest.mark.gpu
@@ -94,6 +96,20 @@ def test_a_graph_is_replayed_after_memory_has_grown(
 def test_graphs_of_more_ranks(ranks: int, strategy: int, opened: Opened) -> None:
     counts = tvm_ffi.Shape([1000, 70_001])
     call(opened(ranks), "replays", counts, "bfloat16", int(strategy), "private", 3)
+
+
+def test_graphs_of_ranks_that_share_a_gpu_want_queues(
+    opened: Opened, devices: tuple[Gpu, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a kernel may be queued behind one that waits for it."""
+    if len(devices) > 1:
+        pytest.skip("wants 3 ranks on one GPU")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    reason = "3 workers of this process share a GPU. They have 12 streams, for which CUDA has 8"
+    with pytest.raises(WorkerError, match=reason):
+        call(opened(3), "replays", tvm_ffi.Shape([1000]), "float32", 0, "private", 3)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "12")
+    call(opened(3), "replays", tvm_ffi.Shape([1000]), "float32", 0, "private", 3)
 
 
 @PLACES

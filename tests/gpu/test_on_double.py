@@ -24,7 +24,7 @@ pytestmark = [
 #: Some of each test: all of them take five minutes there.
 SOME = (
     "bits_are_those and (2-bfloat16 or 3-int64 or 5-float32) or strategies_have or 36-float32 "
-    "or replayed or (of_more_ranks and 3-) or two_streams or another_stream "
+    "or replayed or (of_more_ranks and 3-) or want_queues or two_streams or another_stream "
     "or (test_on_gpus and processes)"
 )
 

@@ -91,6 +91,7 @@ CudaEndpoint::CudaEndpoint(Rank& rank)
     }
   }
   captures_ = rank.options().graphs_of_threads;
+  ranks_here_ = ranks_here;
   limits_ = kernels_->LimitsFor(ranks_on_device);
   const size_t asked = rank.control().arena_bytes;
   const size_t arena = asked != 0 ? asked : DefaultArenaOn(*device_, ranks_on_device);
@@ -358,8 +359,24 @@ void Operation::LaunchMet(const char* what, Kernel kernel, const kernels::Launch
   guard.barrier.Enter(launched);
 }
 
+/*! \brief Return the number of queues in which the driver puts the work of a process's streams. */
+int HardwareQueues() {
+  const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  const int asked = text == nullptr ? 0 : std::atoi(text);
+  return asked > 0 ? asked : 8;
+}
+
 void CudaEndpoint::RequireReplays(const char* operation) const {
-  if (captures_) return;
+  if (captures_) {
+    const int streams = kStreamsOfRank * ranks_here_, queues = HardwareQueues();
+    if (ranks_here_ == 1 || streams <= queues) return;
+    Fail(kind::kRuntime, operation, ": a CUDA graph is being captured, and ", ranks_here_,
+         " workers of this process share a GPU. They have ", streams,
+         " streams, for which CUDA has ", queues,
+         " queues: in one of them, a kernel would wait behind a kernel that waits for it."
+         " Set CUDA_DEVICE_MAX_CONNECTIONS to 32 before the program uses CUDA, or use fewer"
+         " workers");
+  }
   Fail(kind::kRuntime, operation,
        ": a CUDA graph is being captured, and workers are threads of one process: replays do not"
        " meet on the host, and a call of one worker that allocates or frees memory would wait for"

@@ -199,6 +199,9 @@ class CudaEndpoint final : public Endpoint {
   /*! \brief Whether ranks that are threads may capture graphs anyway
    *         (TVM_IPC_CUDA_GRAPHS_OF_THREADS). */
   bool captures_ = false;
+  /*! \brief The ranks of this process on this device, and the streams that each of them has. */
+  int ranks_here_ = 1;
+  static constexpr int kStreamsOfRank = 4;
   /*! \brief The stream for copies of exposed buffers, concurrent with the program. */
   std::unique_ptr<OwnStream> copy_stream_;
   /*! \brief The stream of asynchronous operations. */
