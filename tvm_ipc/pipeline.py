@@ -213,7 +213,7 @@ def get_pipeline(
     if reproducible:
         matmuls = [FixSumOrder(world_size, num_groups)]
     compilers = (BLAS_COMPILER,) if use_blas else ()
-    attention = _attention(target, fuse_attention)
+    attention = _attention(target, fuse_attention, reproducible=reproducible)
     _check_calibration(overlap, target)
     placements = LowerPlacements(
         streams=streams,
@@ -322,7 +322,9 @@ def _epilogue(
     return [fuse_without_graphs]
 
 
-def _attention(target: tvm.target.Target, requested: bool | None) -> list[tvm.transform.Pass]:
+def _attention(
+    target: tvm.target.Target, requested: bool | None, *, reproducible: bool
+) -> list[tvm.transform.Pass]:
     """Return the pass that fuses attention, where it is to run."""
     if requested is not None:
         requested = arguments.flag("get_pipeline: fuse_attention", requested)
@@ -330,7 +332,8 @@ def _attention(target: tvm.target.Target, requested: bool | None) -> list[tvm.tr
     if requested and not is_cpu:
         kind = target.kind.name
         raise ValueError(f"get_pipeline: fuse_attention is for CPUs, not for {kind!r}")
-    return [FuseAttention()] if is_cpu and requested is not False else []
+    fuse = FuseAttention(reproducible=reproducible)
+    return [fuse] if is_cpu and requested is not False else []
 
 
 def _blas(target: tvm.target.Target, requested: bool | None) -> tuple[bool, str]:

@@ -218,6 +218,13 @@ def test_a_lookup_of_rows_that_other_workers_have_is_exact() -> None:
             z = R.nn.attention(x, x, x)""",
             "it was not fused",
         ),
+        (
+            """x: R.Tensor((1, 4, 2, 8), "float32")
+            z = R.call_dps_packed("tvm_ipc.blas.attention",
+                                  (0, 0, 0, 0, 1.0, 0.0, 0, 0, 0, x, x, x),
+                                  out_ty=R.Tensor((1, 4, 2, 8), "float32"))""",
+            r"it has no fixed order; use FuseAttention\(reproducible=True\)",
+        ),
     ],
 )
 def test_other_sums_are_refused(text: str, reason: str) -> None:

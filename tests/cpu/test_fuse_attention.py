@@ -97,6 +97,18 @@ def test_operator(dtype: str, groups: int, queries: int, keys: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_reproducible_queries_do_not_depend_on_others(dtype: str) -> None:
+    fuse = FuseAttention(reproducible=True)
+    q = random((1, 70, 4, 64), dtype, 0)
+    k, v = (random((1, 150, 2, 64), dtype, seed) for seed in (1, 2))
+    together = run(fuse(operator_program(q.shape, k.shape, dtype=dtype)), [q, k, v])
+    for first, end in ((0, 1), (69, 70), (3, 5), (30, 70)):
+        some = q[:, first:end]
+        alone = run(fuse(operator_program(some.shape, k.shape, dtype=dtype)), [some, k, v])
+        assert alone.tobytes() == together[:, first:end].tobytes()
+
+
 @pytest.mark.parametrize("mask", ["TopLeft", "BottomRight"])
 @pytest.mark.parametrize(("queries", "keys"), [(6, 6), (4, 9), (9, 4), (70, 80)])
 def test_causal_operator_is_that_of_tvm(mask: str, queries: int, keys: int) -> None:
@@ -425,12 +437,14 @@ def call(**changes: Any) -> None:
         "axes": 0,
         "causal": 0,
         "window": 0,
+        "reproducible": 0,
         **changes,
     }
     tensors = [arguments[name] for name in ("queries", "keys", "values")]
     tensors += [arguments["bias"]] if "bias" in arguments else []
     tvm_ffi.get_global_func(FUNCTION)(
-        *(arguments["axes"], 0, 0, 0, 1.0, 0.0, arguments["causal"], arguments["window"]),
+        *(arguments["axes"], 0, 0, 0, 1.0, 0.0),
+        *(arguments[name] for name in ("causal", "window", "reproducible")),
         *map(tvm.runtime.tensor, [*tensors, arguments["out"]]),
     )
 
@@ -455,6 +469,7 @@ def test_arguments_that_fit() -> None:
         ({"causal": 3}, "causal is 3; it must be 0, 1 or 2"),
         ({"window": 3}, "the window is 3; it must be 0"),
         ({"causal": 1, "window": -1}, "the window is -1"),
+        ({"reproducible": 2}, "reproducible is 2; it must be 0 or 1"),
     ],
 )
 def test_arguments_that_do_not(changes: dict[str, Any], message: str) -> None:

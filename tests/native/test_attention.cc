@@ -174,15 +174,38 @@ void CheckCase(const Case& c) {
   }
 }
 
-/*! \brief The last queries alone have the bits that they have beside others. */
-void CheckFewerQueries(FloatType type, int64_t keys, Bias bias, double softcap) {
-  const Case all{type, 1, 2, 3, 70, keys, 33, 17, false, bias, true, 0, softcap};
+/*! \brief Fill a tensor with numbers of all bits, so that sums depend on the order of additions. */
+void FillWithRandomNumbers(Elements* tensor, uint32_t seed) {
+  const bool half = tensor->type == kFloat16;
+  const int64_t size = SizeOf(tensor->type);
+  for (size_t i = 0; i < tensor->memory.size() / size; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    // Signs, exponents of -3 to 0, and mantissas.
+    const uint32_t exponent = (half ? 12 : 124) + ((seed >> 28) & 3), mantissa = seed >> 4;
+    const uint32_t bits =
+        half ? exponent << 10 | (mantissa & 0x3ff) : exponent << 23 | (mantissa & 0x7fffff);
+    const uint32_t sign = seed >> 31, word = bits | sign << (half ? 15 : 31);
+    const uint32_t shifted = tensor->type == kBFloat16 ? word >> 16 : word;
+    std::memcpy(tensor->memory.data() + i * size, &shifted, size);
+  }
+}
+
+/*! \brief The last queries alone have the bits that they have beside others; a single one only if
+ *         the result must be reproducible. */
+void CheckFewerQueries(FloatType type, int64_t keys, int64_t depth, int64_t value_depth, Bias bias,
+                       double softcap, bool reproducible) {
+  const Case all{type, 1, 2, 3, 70, keys, depth, value_depth, false, bias, true, 0, softcap};
   Inputs inputs(all);
+  FillWithRandomNumbers(&inputs.queries, 1);
+  FillWithRandomNumbers(&inputs.keys, 2);
+  FillWithRandomNumbers(&inputs.values, 3);
+  inputs.batch.each.reproducible = reproducible;
   number_of_threads = 1;
   Attend(inputs.batch, kPool);
   const std::vector<char> whole = inputs.target.memory;
   const int64_t size = type == kFloat32 ? 4 : 2;
-  for (int64_t count : {1, 5, 40}) {
+  for (int64_t count : {1, 2, 5, 40}) {
+    if (count == 1 && !reproducible) continue;
     AttentionBatch last = inputs.batch;
     const int64_t skipped = all.queries - count;
     last.each.queries = count;
@@ -237,22 +260,6 @@ void CheckGroups(FloatType type, int64_t groups, int64_t heads, int64_t keys, Bi
   }
   EXPECT(inputs.target.memory == alone, BlasInstructionSet(), ": other bits of ", groups,
          " heads of keys for ", heads, " heads that take turns");
-}
-
-/*! \brief Fill a tensor with numbers of all bits, so that sums depend on the order of additions. */
-void FillWithRandomNumbers(Elements* tensor, uint32_t seed) {
-  const bool half = tensor->type == kFloat16;
-  const int64_t size = SizeOf(tensor->type);
-  for (size_t i = 0; i < tensor->memory.size() / size; ++i) {
-    seed = seed * 1664525u + 1013904223u;
-    // Signs, exponents of -3 to 0, and mantissas.
-    const uint32_t exponent = (half ? 12 : 124) + ((seed >> 28) & 3), mantissa = seed >> 4;
-    const uint32_t bits =
-        half ? exponent << 10 | (mantissa & 0x3ff) : exponent << 23 | (mantissa & 0x7fffff);
-    const uint32_t sign = seed >> 31, word = bits | sign << (half ? 15 : 31);
-    const uint32_t shifted = tensor->type == kBFloat16 ? word >> 16 : word;
-    std::memcpy(tensor->memory.data() + i * size, &shifted, size);
-  }
 }
 
 /*!
@@ -330,6 +337,23 @@ void CheckFewRows(FloatType type) {
   }
 }
 
+/*! \brief Values that are no numbers do not matter to queries in whose block of rows no query
+ *         attends to them. */
+void CheckHiddenValues(FloatType type) {
+  const Case c{type, 1, 1, 1, 33, 51, 32, 32, false, Bias::kNone, true, 0, 0};
+  Inputs inputs(c);
+  for (int64_t d = 0; d < c.value_depth; ++d) {
+    char* const value = inputs.values.memory.data() + (50 * c.value_depth + d) * SizeOf(type);
+    std::memset(value, 0xff, SizeOf(type));  // not a number, in all types
+  }
+  Attend(inputs.batch, kPool);
+  for (int64_t i = 0; i < c.queries; ++i) {
+    const double found = inputs.target.Get(i * c.value_depth);
+    EXPECT(std::isnan(found) == (i == 32), BlasInstructionSet(), " type ", static_cast<int>(type),
+           ": ", found, " at query ", i);
+  }
+}
+
 /*! \brief A query without keys has no number, an infinite score makes none, and values of keys
  *         that a mask excludes do not matter. */
 void CheckNumbers() {
@@ -381,6 +405,7 @@ int main(int argc, char** argv) {
           CheckCase({type, 2, 2, 3, 7, 70, 5, 3, tokens_first, bias, false, 0, 0});
           CheckCase({type, 1, 3, 1, 1, 64, 16, 33, tokens_first, bias, false, 0, 2.5});
         }
+        CheckCase({type, 1, 2, 2, 75, 229, 96, 80, tokens_first, Bias::kHoles, true, 0, 0});
         CheckCase({type, 2, 1, 2, 37, 130, 20, 16, tokens_first, Bias::kNone, true, 0, 0});
         CheckCase({type, 1, 2, 2, 130, 130, 32, 32, tokens_first, Bias::kNone, true, 20, 1.5});
         CheckCase({type, 1, 2, 2, 40, 90, 7, 9, tokens_first, Bias::kRandom, true, 65, 0});
@@ -390,9 +415,12 @@ int main(int argc, char** argv) {
       CheckCase({type, 1, 1, 2, 2, 0, 4, 4, false, Bias::kNone, false, 0, 0});
       CheckCase({type, 0, 1, 2, 2, 3, 4, 4, false, Bias::kNone, false, 0, 0});
       CheckFewRows(type);
+      CheckHiddenValues(type);
       for (Bias bias : {Bias::kNone, Bias::kRandom, Bias::kHoles}) {
-        CheckFewerQueries(type, 70, bias, 0);
-        CheckFewerQueries(type, 1200, bias, 1.5);
+        for (bool reproducible : {false, true}) {
+          CheckFewerQueries(type, 70, 33, 17, bias, 0, reproducible);
+          CheckFewerQueries(type, 1200, 64, 64, bias, 1.5, reproducible);
+        }
         CheckGroups(type, 8, 2, 600, bias);
         CheckGroups(type, 1, 1, 1100, bias);
         CheckGroups(type, 3, 4, 1, bias);

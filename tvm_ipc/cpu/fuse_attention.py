@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ipc import arguments
 from tvm_ipc.analysis.find_aliases import ModuleAliasFacts
 from tvm_ipc.analysis.walk_and_rewrite_bindings import (
     Edits,
@@ -20,7 +21,7 @@ from tvm_ipc.packed_functions.program_function_declarations import (
     ATTENTION,
     ATTENTION_OF_SEQUENCES,
 )
-from tvm_ipc.transform.module_pass import module_pass
+from tvm_ipc.transform.module_pass import module_pass, option
 from tvm_ipc.transform.report import Decision, collecting, note
 
 
@@ -37,12 +38,13 @@ class FuseAttention:
     After:
 
         y = R.call_dps_packed("tvm_ipc.blas.attention",
-                              (0, 0, 0, 0x3120, 0.125, 0.0, 0, 0, q, k, v, mask), out_ty=...)
+                              (0, 0, 0, 0x3120, 0.125, 0.0, 0, 0, 0, q, k, v, mask), out_ty=...)
 
     The call computes a block of queries and keys at a time in float32, and rounds once, at the end.
     Scores never fill memory of the size queries x keys. Blocks of keys that the mask excludes for
     all queries of a block are skipped. Each query adds its keys in one order, whatever the number
-    of threads and of other queries.
+    of threads and of workers. In bfloat16 on processors with AMX, a single query adds them in
+    another order than each of several.
 
     The pass takes `R.nn.attention`, `R.nn.attention_bias` and `R.nn.attention_var_len`, and
     attention that consists of matmuls and a softmax: with heads that share keys and values, an
@@ -50,6 +52,11 @@ class FuseAttention:
     TVM compiles what the pass leaves; the report gives the reasons.
 
     Run the pass on the program of one rank, before `OffloadBLAS` and `LegalizeOps`.
+
+    Parameters
+    ----------
+    reproducible : whether a query must get the same bits for any number of queries, also with AMX,
+        which is then not used.
 
     Examples
     --------
@@ -66,17 +73,23 @@ class FuseAttention:
     True
     """
 
+    reproducible: bool = option(arguments.flag, default=False, kw_only=True)
+
     def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with calls in place of attention."""
         module = ModuleAliasFacts(mod)
 
         def fused(name: str, function: relax.Function) -> relax.Function:
-            return function if belongs_to_others(function) else _fuse(module, name, function)
+            if belongs_to_others(function):
+                return function
+            return _fuse(module, name, function, reproducible=self.reproducible)
 
         return change_functions(mod, fused)
 
 
-def _fuse(module: ModuleAliasFacts, name: str, function: relax.Function) -> relax.Function:
+def _fuse(
+    module: ModuleAliasFacts, name: str, function: relax.Function, *, reproducible: bool
+) -> relax.Function:
     found = find_attention(module, name)
     if collecting():
         for attention in found:
@@ -92,21 +105,21 @@ def _fuse(module: ModuleAliasFacts, name: str, function: relax.Function) -> rela
         *inner, last = attention.steps
         for step in inner:
             edits.replace(step.var, [])
-        call = builder.normalize(_call(attention))
+        call = builder.normalize(_call(attention, reproducible=reproducible))
         edits.replace(last.var, [relax.VarBinding(last.var, call, last.binding.span)])
     for var in _unused(fused):
         edits.replace(var, [])
     return edits.apply(function)
 
 
-def _call(attention: Attention) -> relax.Expr:
+def _call(attention: Attention, *, reproducible: bool) -> relax.Expr:
     last = attention.steps[-1]
     axes = [*(operand.digits for operand in attention.operands), pack_digits(attention.out_axes)]
     numbers = [
         *map(relax.prim_value, axes),
         relax.prim_value(tvm.tirx.FloatImm("float64", attention.scale)),
         relax.prim_value(tvm.tirx.FloatImm("float64", attention.softcap)),
-        *map(relax.prim_value, (attention.causal, attention.window)),
+        *map(relax.prim_value, (attention.causal, attention.window, int(reproducible))),
     ]
     tensors: list[Any] = [operand.value for operand in attention.operands]
     if attention.bias is not None:

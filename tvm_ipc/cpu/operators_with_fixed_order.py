@@ -3,7 +3,7 @@
 
 An elementwise operator or a move has no sums. A reduction has a fixed order if the extents that it
 sums over are constants, since `ScheduleForCPU(reproducible=True)` derives the order from these. Of
-packed functions, the attention of `csrc/blas` adds up keys in one order.
+packed functions, the attention of `csrc/blas` adds up keys in one order if it is asked to.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.views_and_writes_of_calls import VIEWS, name_of_callee
 from tvm_ipc.comm.expert_ops import COMBINE, MATMUL, MOE
 from tvm_ipc.cpu.kernels.primfunc_stages import NotStagesError, read_stages
+from tvm_ipc.packed_functions.function_signature_and_effects import Function
 from tvm_ipc.packed_functions.program_function_declarations import (
     ATTENTION,
     ATTENTION_OF_SEQUENCES,
@@ -55,9 +56,9 @@ _REDUCTIONS: Final = {
         for name in ("group_norm", "instance_norm", "layer_norm", "rms_norm")
     },
 }
-_PACKED: Final = frozenset(
-    (*VIEWS, ATTENTION.name, ATTENTION_OF_SEQUENCES.name, BATCH_ATTENTION.name)
-)
+_PACKED: Final = frozenset((*VIEWS, BATCH_ATTENTION.name))
+#: Packed functions with an argument `reproducible`, which must be 1.
+_ATTENTION: Final = {function.name: function for function in (ATTENTION, ATTENTION_OF_SEQUENCES)}
 _EXPERTS: Final = (MOE, COMBINE, MATMUL)
 #: The floats that matmuls may have.
 FLOATS: Final = ("float32", "bfloat16")
@@ -92,6 +93,8 @@ def obstacle(call: relax.Call, mod: tvm.IRModule) -> str:
     packed = call.args[0] if callee.startswith("relax.call_") and len(call.args) else call.op
     if isinstance(packed, relax.ExternFunc):
         name = str(packed.global_symbol)
+        if name in _ATTENTION:
+            return _of_attention(call, _ATTENTION[name])
         return "" if name in _PACKED else f"the order of sums in {name} is unknown"
     if callee in _EXPERTS:
         return (
@@ -101,6 +104,14 @@ def obstacle(call: relax.Call, mod: tvm.IRModule) -> str:
     if callee.startswith("relax.nn.attention"):
         return "it was not fused (see the report of FuseAttention), so that its scores are matmuls"
     return "the order of its sums is not fixed"
+
+
+def _of_attention(call: relax.Call, function: Function) -> str:
+    values = as_list(call.args[1].fields)
+    (position,) = function.positions(("reproducible",), len(values) + 1)  # one is the result
+    if int(values[position].value) == 1:
+        return ""
+    return "it has no fixed order; use FuseAttention(reproducible=True)"
 
 
 def wrong_type(dtype: str) -> str:

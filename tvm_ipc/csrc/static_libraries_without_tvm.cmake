@@ -33,7 +33,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(avx2 -mavx2 -mf16c)
   set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512)
   set(bf16 ${avx512} -mavx512bf16)
-  set(tiles -mavx2 -mavx512f -mavx512bw -mavx512vl -mamx-tile -mamx-bf16)
+  set(amx -mamx-tile -mamx-bf16)
+  set(tiles -mavx2 -mavx512f -mavx512bw -mavx512vl ${amx})
   set(fma -mfma)
 endif()
 function(compile_with source)
@@ -51,6 +52,7 @@ compile_with(blas/kernel_table_avx512.cc ${blas} ${avx512} ${fma})
 compile_with(blas/bf16_matmul_avx512bf16.cc ${kernel} ${bf16})
 compile_with(blas/bf16_matmul_amx.cc ${kernel} ${tiles})
 compile_with(blas/attention_avx512bf16.cc ${blas} ${bf16} ${fma})
+compile_with(blas/attention_amx.cc ${blas} ${bf16} ${fma} ${amx})
 
 # Sources that are compiled separately even in a unity build: those that define the same names as
 # other sources on purpose, and those that a test replaces with its own build of them.

@@ -226,12 +226,13 @@ MATMUL: Final = Function(
 ATTENTION: Final = Function(
     "tvm_ipc.blas.attention",
     "(query_axes: int, key_axes: int, value_axes: int, out_axes: int, scale: float, "
-    "softcap: float, causal: int, window: int, queries: Tensor, keys: Tensor, values: Tensor, "
-    "*bias: Tensor, out: Tensor)",
+    "softcap: float, causal: int, window: int, reproducible: int, queries: Tensor, keys: Tensor, "
+    "values: Tensor, *bias: Tensor, out: Tensor)",
     "softmax(cap(scale * queries keys^T) + bias) values, whose axes are permuted to (batch, heads, "
     "tokens, depth); axes are packed by pack_digits, 0 for none. softcap is 0 for none; causal is "
     "0 for no, 1 if query i is token i, and 2 if the last query is the last token; window is the "
-    "number of keys that a causal query attends to, 0 for all",
+    "number of keys that a causal query attends to, 0 for all; reproducible is 1 if a query must "
+    "get the same bits for any number of queries, and 0 for the fastest kernels",
     reads=("queries", "keys", "values", "bias"),
     writes=("out",),
     registered=Registered.UNTYPED,
@@ -240,8 +241,8 @@ ATTENTION: Final = Function(
 ATTENTION_OF_SEQUENCES: Final = Function(
     "tvm_ipc.blas.attention_of_sequences",
     "(query_axes: int, key_axes: int, value_axes: int, out_axes: int, scale: float, "
-    "softcap: float, causal: int, window: int, queries: Tensor, keys: Tensor, values: Tensor, "
-    "*starts: Tensor, out: Tensor)",
+    "softcap: float, causal: int, window: int, reproducible: int, queries: Tensor, keys: Tensor, "
+    "values: Tensor, *starts: Tensor, out: Tensor)",
     "attention of each of the sequences that follow each other along the axis of tokens, in a "
     "batch of 1; the starts in queries and in keys are two tensors of int32 that end with the "
     "number of tokens",

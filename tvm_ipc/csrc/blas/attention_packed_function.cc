@@ -21,7 +21,7 @@ namespace ffi = tvm::ffi;
 constexpr const char* kAttentionName = "tvm_ipc.blas.attention";
 constexpr const char* kSequencesName = "tvm_ipc.blas.attention_of_sequences";
 enum Causal : int64_t { kNotCausal, kTopLeft, kBottomRight };
-constexpr int kFirstTensor = 8;
+constexpr int kReproducible = 8, kFirstTensor = 9;
 
 /*! \brief The arguments of a call; `Refuse` reports wrong ones. */
 struct AttentionArguments {
@@ -121,6 +121,11 @@ void AttentionArguments::ReadMask() {
   }
   batch.each.causal = causal != kNotCausal;
   batch.each.window = window;
+  const int64_t reproducible = Integer(kReproducible);
+  if (reproducible != 0 && reproducible != 1) {
+    Refuse("reproducible is ", reproducible, "; it must be 0 or 1");
+  }
+  batch.each.reproducible = reproducible == 1;
   SetOffset();
 }
 
@@ -184,7 +189,7 @@ void CpuAttention(ffi::PackedArgs args, ffi::Any* result) {
   if (args.size() != kFirstTensor + 4 && args.size() != kFirstTensor + 5) {
     call.Refuse("there are ", args.size(),
                 " arguments; needed are (query_axes, key_axes, value_axes, out_axes, scale, "
-                "softcap, causal, window, queries, keys, values, *bias, out)");
+                "softcap, causal, window, reproducible, queries, keys, values, *bias, out)");
   }
   call.ReadTensors();
   call.ReadMask();
@@ -199,7 +204,8 @@ void CpuAttentionOfSequences(ffi::PackedArgs args, ffi::Any* result) {
   if (args.size() != kFirstTensor + 6) {
     call.Refuse("there are ", args.size(),
                 " arguments; needed are (query_axes, key_axes, value_axes, out_axes, scale, "
-                "softcap, causal, window, queries, keys, values, query_starts, key_starts, out)");
+                "softcap, causal, window, reproducible, queries, keys, values, query_starts, "
+                "key_starts, out)");
   }
   call.ReadTensors();
   call.ReadMask();

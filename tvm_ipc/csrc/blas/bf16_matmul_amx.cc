@@ -11,18 +11,11 @@
 #include "blas/kernels_complementing_blas.h"
 
 #if defined(__x86_64__)
+#include "blas/isa_amx.h"
 #include "blas/kernels_bf16_packing.h"
 
 namespace tvm_ipc {
 namespace {
-
-struct __attribute__((packed)) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
 
 /*! \brief Compute the sums of one block of rows and one panel of columns. */
 void Block(const char* a, const char* b, int64_t steps, bool two_rows, float* sums, int64_t ld) {
@@ -56,17 +49,9 @@ void Block(const char* a, const char* b, int64_t steps, bool two_rows, float* su
   _tile_stored(1, sums + kHalf, ld * 4);
 }
 
-// Not on the stack: g++ assumes that the instruction reads only 8 bytes of the configuration, and
-// may omit the stores of the rest.
-alignas(64) constexpr TileConfig kConfig;
-
-void Begin() { _tile_loadconfig(&kConfig); }
-
-void End() { _tile_release(); }
-
 }  // namespace
 
-constexpr TileKernels kTileKernels = {"amx", 8, Begin, PackA, PackB, Block, End};
+constexpr TileKernels kTileKernels = {"amx", 8, BeginTiles, PackA, PackB, Block, EndTiles};
 
 }  // namespace tvm_ipc
 #endif  // __x86_64__

@@ -43,8 +43,7 @@ struct AttentionGroup {
     queries = for_queries;
     keys = for_keys;
     values = keys + a.depth * kAttentionKeys;
-    const int64_t terms = (a.depth + Terms::kTerms - 1) / Terms::kTerms;
-    const int64_t element = AttentionSize(a.type);
+    const int64_t words = Terms::PackedWords(a.depth), element = AttentionSize(a.type);
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t from = first + b * kBlockLanes;
       rows[b].Set(a, head, from, Smaller(count - b * kBlockLanes, kBlockLanes));
@@ -54,7 +53,7 @@ struct AttentionGroup {
           __builtin_prefetch(Query(from + r + kPrefetched) + d * element);
         }
         Terms::PackRow(a.type, keys, Query(from + (r < rows[b].count ? r : 0)), a.depth);
-        for (int64_t d = 0; d < terms; ++d) {
+        for (int64_t d = 0; d < words; ++d) {
           __builtin_memcpy(QueriesOf(b) + d * kBlockLanes + r, keys + d, 4);
         }
       }
@@ -87,9 +86,11 @@ struct AttentionGroup {
       }
       const AttentionState state(states + b * size);
       if (rows[b].count <= kLanes) {
-        AttendBlock<Terms, 1>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
+        AttendBlock<Terms, 1>(a, rows[b], mask, key, number, QueriesOf(b), of_keys, of_values,
+                              state);
       } else {
-        AttendBlock<Terms, 2>(a, rows[b], mask, key, QueriesOf(b), of_keys, of_values, state);
+        AttendBlock<Terms, 2>(a, rows[b], mask, key, number, QueriesOf(b), of_keys, of_values,
+                              state);
       }
     }
   }
@@ -135,28 +136,49 @@ void AttendParts(const Attention& a, int64_t groups, int64_t count, int64_t begi
   }
 }
 
+/*! \brief Attend from rows of a head, in blocks that share packed keys and values. */
+template <typename Terms>
+void AttendHead(const Attention& a, const AttentionHead& head, int64_t first, int64_t count,
+                int64_t begin, int64_t end, float* for_queries, float* for_keys, float* states) {
+  AttentionGroup<Terms> group;
+  group.Set(a, head, first, count, for_queries, for_keys);
+  float* const later = group.values + a.value_depth * kAttentionKeys;
+  AttendParts(a, 1, count, begin, end, states, later,
+              [&](int64_t part, int64_t stop, float* own) { group.AttendPart(part, stop, own); });
+}
+
+/*! \brief Return where packed keys and values are in the scratch memory of `attend`. */
+inline float* KeysInScratch(const Attention& a, float* scratch) {
+  return scratch + a.depth * kGroupBlocks * kBlockLanes;
+}
+
+/*! \brief Attend from rows of several heads, one head after another. */
+template <typename Terms>
+void AttendHeads(const Attention& a, const AttentionHead* heads, int64_t groups, int64_t first,
+                 int64_t count, int64_t begin, int64_t end, float* scratch, float* states) {
+  float* const for_keys = scratch + groups * a.depth * kBlockLanes;
+  for (int64_t g = 0; g < groups; ++g) {
+    AttendHead<Terms>(a, heads[g], first, count, begin, end, scratch, for_keys,
+                      states + g * AttentionStateSize(a.value_depth));
+  }
+}
+
 template <typename Terms>
 void AttendGroups(const Attention& a, const AttentionHead* heads, int64_t groups,
                   const AttentionHead* next, int64_t first, int64_t count, int64_t begin,
                   int64_t end, float* scratch, float* states) {
-  const int64_t size = AttentionStateSize(a.value_depth);
-  float* const for_keys = scratch + groups * a.depth * kBlockLanes;
-  float* const later = for_keys + (a.depth + a.value_depth) * kAttentionKeys;
-  if (count <= kMostFewRows) {
-    const FewRowHeads<Terms> few(a, heads, groups, first, count, scratch);
-    AttendParts(a, groups, count, begin, end, states, later,
-                [&](int64_t part, int64_t stop, float* own) {
-                  const bool last = stop == end;
-                  few.AttendPart(part, stop, own, for_keys, last ? next : heads, last ? 0 : stop);
-                });
+  if (count > kMostFewRows) {
+    AttendHeads<Terms>(a, heads, groups, first, count, begin, end, scratch, states);
     return;
   }
-  for (int64_t g = 0; g < groups; ++g) {
-    AttentionGroup<Terms> group;
-    group.Set(a, heads[g], first, count, scratch, for_keys);
-    AttendParts(a, 1, count, begin, end, states + g * size, later,
-                [&](int64_t part, int64_t stop, float* own) { group.AttendPart(part, stop, own); });
-  }
+  float* const for_keys = scratch + groups * a.depth * kBlockLanes;
+  float* const later = for_keys + (a.depth + a.value_depth) * kAttentionKeys;
+  const FewRowHeads<Terms> few(a, heads, groups, first, count, scratch);
+  AttendParts(a, groups, count, begin, end, states, later,
+              [&](int64_t part, int64_t stop, float* own) {
+                const bool last = stop == end;
+                few.AttendPart(part, stop, own, for_keys, last ? next : heads, last ? 0 : stop);
+              });
 }
 
 template <typename Terms>
@@ -166,11 +188,7 @@ void AttendRows(const Attention& a, const AttentionHead& head, int64_t first, in
     AttendGroups<Terms>(a, &head, 1, nullptr, first, count, begin, end, scratch, states);
     return;
   }
-  AttentionGroup<Terms> group;
-  group.Set(a, head, first, count, scratch, scratch + a.depth * kGroupBlocks * kBlockLanes);
-  float* const later = group.values + a.value_depth * kAttentionKeys;
-  AttendParts(a, 1, count, begin, end, states, later,
-              [&](int64_t part, int64_t stop, float* own) { group.AttendPart(part, stop, own); });
+  AttendHead<Terms>(a, head, first, count, begin, end, scratch, KeysInScratch(a, scratch), states);
 }
 
 void StoreRows(const Attention& a, const AttentionHead& head, int64_t first, int64_t count,

@@ -19,6 +19,8 @@ constexpr int kAttentionTile = Isa::kBytes == 64 ? 8 : 6;
 struct WidenedAttention {
   /*! \brief The elements of an operand that are multiplied and added at once. */
   static constexpr int64_t kTerms = 1;
+  /*! \brief Return the number of words of a packed query or key. */
+  static constexpr int64_t PackedWords(int64_t depth) { return depth; }
   static TVM_IPC_INLINE Floats Broadcast(const float* p) { return Splat(*p); }
   static TVM_IPC_INLINE Floats Add(Floats sum, Floats a, Floats b) { return sum + a * b; }
   /*! \brief Store a query: terms that follow each other are along the depth. */
@@ -272,30 +274,51 @@ struct AttentionState {
   }
 };
 
-/*! \brief Attend from up to kBlockLanes rows to one block of keys. */
+/*! \brief The matmuls of AttendBlock, in vectors. Tile registers have their own. */
+template <typename Terms>
+struct AttentionMatmuls {
+  /*! \brief Compute the scores of `count` keys: vectors of rows for each key. */
+  template <int kVectors>
+  static void Score(const Attention& a, int64_t count, const float* keys, const float* queries,
+                    float scale, float* scores) {
+    const int64_t words = Terms::PackedWords(a.depth);
+    AttentionMatmul<Terms, kVectors, false>(keys, words, 1, count, words, queries, scale, scores);
+  }
+  /*! \brief Add the values of `count` keys, of the `number` that are packed, to the sums of
+   *         `rows` rows. */
+  template <int kVectors>
+  static void AddValues(const Attention& a, int64_t rows, int64_t count, int64_t number,
+                        const float* values, float* weights, float* sums) {
+    (void)number;
+    const int64_t steps = (count + Terms::kTerms - 1) / Terms::kTerms;
+    if (rows > kFewAttentionRows) {
+      AttentionMatmul<Terms, kVectors, true>(values, 1, a.value_depth, a.value_depth, steps,
+                                             weights, 1.0f, sums);
+      return;
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      AddValuesOfRow<Terms>(values, a.value_depth, steps, weights + r, sums + r);
+    }
+  }
+};
+
+/*! \brief Attend from up to kBlockLanes rows to one block of `number` keys. */
 template <typename Terms, int kVectors>
 void AttendBlock(const Attention& a, const AttentionRows& rows, const BlockMask& mask, int64_t key,
-                 const float* queries, const float* keys, const float* values,
+                 int64_t number, const float* queries, const float* keys, const float* values,
                  AttentionState state) {
+  using Matmuls = AttentionMatmuls<Terms>;
   alignas(Isa::kBytes) float scores[kAttentionKeys * kBlockLanes];
   alignas(Isa::kBytes) float factors[kBlockLanes];
-  const int64_t terms = (a.depth + Terms::kTerms - 1) / Terms::kTerms, count = mask.count;
+  const int64_t count = mask.count;
   const float scale = a.softcap > 0 ? a.scale : a.scale * kLog2E;
-  AttentionMatmul<Terms, kVectors, false>(keys, terms, 1, count, terms, queries, scale, scores);
+  Matmuls::template Score<kVectors>(a, count, keys, queries, scale, scores);
   if (a.softcap > 0) CapScores<kVectors>(a.softcap, count, scores);
   mask.Apply<kVectors>(a, rows, key, scores);
   if (Weigh<Terms, kVectors>(count, scores, state.most, state.total, factors)) {
     ScaleSums<kVectors>(a.value_depth, factors, state.sums);
   }
-  const int64_t steps = (count + Terms::kTerms - 1) / Terms::kTerms;
-  if (rows.count <= kFewAttentionRows) {
-    for (int64_t r = 0; r < rows.count; ++r) {
-      AddValuesOfRow<Terms>(values, a.value_depth, steps, scores + r, state.sums + r);
-    }
-  } else {
-    AttentionMatmul<Terms, kVectors, true>(values, 1, a.value_depth, a.value_depth, steps, scores,
-                                           1.0f, state.sums);
-  }
+  Matmuls::template AddValues<kVectors>(a, rows.count, count, number, values, scores, state.sums);
 }
 
 }  // namespace

@@ -360,8 +360,8 @@ template <typename Terms>
 struct FewRowHeads {
   const Attention& a;
   const AttentionHead* heads;
-  int64_t groups, count;  // of heads of keys, and of rows of each
-  int64_t terms = (a.depth + Terms::kTerms - 1) / Terms::kTerms;  // of a query
+  int64_t groups, count;                        // of heads of keys, and of rows of each
+  int64_t terms = Terms::PackedWords(a.depth);  // of a query
 
   /*! \brief Up to kFewAttentionRows rows of a head, of which the kernels compute so many. */
   struct Slice {

@@ -85,6 +85,8 @@ struct Attention {
    *         these if `window` is not 0. */
   bool causal;
   int64_t offset, window;
+  /*! \brief Whether a row must get the same bits for any number of queries. */
+  bool reproducible;
 };
 
 /*!
@@ -346,6 +348,7 @@ extern const TileKernels kTileKernels;         // in tile registers
 extern const TileKernels kPairKernels;         // in vectors
 extern const DotFn kPairDot;                   // x and weights are bfloat16
 extern const AttentionKernels kPairAttention;  // of bfloat16
+extern const AttentionKernels kTileAttention;  // of bfloat16, in tile registers
 #endif
 
 }  // namespace tvm_ipc

@@ -107,7 +107,9 @@ DotFn CurrentPairDot() {
 
 const AttentionKernels& CurrentAttention(FloatType type) {
 #if defined(__x86_64__)
-  if (type == kBFloat16 && CurrentPairDot() != nullptr) return kPairAttention;
+  if (type == kBFloat16 && CurrentPairDot() != nullptr) {
+    return CurrentTiles() == &kTileKernels ? kTileAttention : kPairAttention;
+  }
 #endif
   return CurrentBlasKernels().attention;
 }

@@ -23,8 +23,8 @@ const TileKernels* CurrentTiles();
  *         CurrentTiles does or if the processor lacks it. */
 DotFn CurrentPairDot();
 
-/*! \brief Return the attention of a type: that of bfloat16 multiplies pairs, where CurrentPairDot
- *         has a kernel. */
+/*! \brief Return the attention of a type: that of bfloat16 is in tile registers if CurrentTiles is,
+ *         or else multiplies pairs, where CurrentPairDot has a kernel. */
 const AttentionKernels& CurrentAttention(FloatType type);
 
 /*! \brief Return whether the kernels in use can add up sums in a fixed order (Product::parts). */
