@@ -10,7 +10,7 @@ import pytest
 import tvm_ffi
 
 import tvm_ipc
-from tests.gpu.gpu_sessions import HELPERS
+from tests.gpu.gpu_sessions import HELPERS, open_session
 from tvm_ipc.errors import WorkerError
 from tvm_ipc.gpu.discovery import Gpu
 from tvm_ipc.packed_functions import AllReduceStrategy, ReduceKind
@@ -99,17 +99,17 @@ def test_graphs_of_more_ranks(ranks: int, strategy: int, opened: Opened) -> None
 
 
 def test_graphs_of_ranks_that_share_a_gpu_want_queues(
-    opened: Opened, devices: tuple[Gpu, ...], monkeypatch: pytest.MonkeyPatch
+    devices: tuple[Gpu, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a kernel may be queued behind one that waits for it."""
-    if len(devices) > 1:
-        pytest.skip("wants 3 ranks on one GPU")
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     reason = "3 workers of this process share a GPU. They have 12 streams, for which CUDA has 8"
-    with pytest.raises(WorkerError, match=reason):
-        call(opened(3), "replays", tvm_ffi.Shape([1000]), "float32", 0, "private", 3)
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "12")
-    call(opened(3), "replays", tvm_ffi.Shape([1000]), "float32", 0, "private", 3)
+    first = devices[0].id
+    three = open_session(3, device_ids=[first] * 3)
+    with three, pytest.raises(WorkerError, match=reason):
+        call(three, "replays", tvm_ffi.Shape([1000]), "float32", 0, "private", 3)
+    with open_session(2, device_ids=[first] * 2) as session:
+        call(session, "replays", tvm_ffi.Shape([1000]), "float32", 0, "private", 3)
 
 
 @PLACES

@@ -22,6 +22,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
+from tvm.runtime import disco
 
 import tvm_ipc
 from tests.runtime.fault_scenarios import at_rest, more_than, nothing_left, reduce_once, resources
@@ -248,13 +249,30 @@ def close(stride: int) -> None:
     settles(before)
 
 
+def disco_session(stride: int) -> None:
+    """The end of a session of Disco: an error in its destructor would end the program."""
+    before = at_rest()
+    sessions = [disco.ProcessSession(3)]
+
+    def destroy() -> None:
+        sessions.pop()
+        time.sleep(0)  # a KeyboardInterrupt in the destructor is raised at the latest here
+
+    for _ in interrupted(stride, destroy):
+        sessions.append(disco.ProcessSession(3))
+    sessions.pop()
+    settles(before)
+
+
 SCENARIOS = {
     scenario.__name__: scenario
-    for scenario in (values, long_commands, errors, threads, processes, block, close)
+    for scenario in (values, long_commands, errors, threads, processes, block, close, disco_session)
 }
 
 if __name__ == "__main__":
     name, stride_text = sys.argv[1:]
+    if name == "disco_session":
+        disco.ProcessSession(2).shutdown()  # starts the watch over such workers, which stays
     with nothing_left():
         SCENARIOS[name](int(stride_text))
     print("done")

@@ -80,12 +80,16 @@ def test_workers_load_the_compiler_only_if_asked() -> None:
 
 def test_graphs_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "TVM_IPC_CUDA_GRAPHS_OF_THREADS"
-    for text, value in {"": False, "0": False, "1": True}.items():
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    for text, queues in {"": 0, "0": 0, "1": 8}.items():
         monkeypatch.setenv(name, text)
-        assert config.graphs_of_threads() is value
+        assert config.queues_for_graphs() == queues
+    for text, queues in {"": 8, "32": 32, "0": 8, "many": 8}.items():
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", text)
+        assert config.queues_for_graphs() == queues
     monkeypatch.setenv(name, "yes")
     with pytest.raises(IPCError, match=f"{name} is 'yes'; it must be 0 or 1"):
-        config.graphs_of_threads()
+        config.queues_for_graphs()
 
 
 # ---- unknown variables ---------------------------------------------------------------------

@@ -25,6 +25,7 @@ STRIDES = {
     "processes": 151,
     "block": 67,
     "close": 5,
+    "disco_session": 5,
 }
 
 

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tvm_ffi
 
 import tvm_ipc
 from tests.child_python import run_code
 from tvm_ipc.errors import IPCError, WorkerDiedError
 from tvm_ipc.runtime import session_start
 from tvm_ipc.runtime.disco_session_liveness_and_errors import State
-from tvm_ipc.runtime.process_pool import ProcessPool, any_hung_up
+from tvm_ipc.runtime.process_pool import PoolWithPipes, ProcessPool
 
 KILLED = """
 import os, signal, time
@@ -132,12 +133,62 @@ def test_an_invitation_that_fails_for_another_reason(monkeypatch: pytest.MonkeyP
         tvm_ipc.Session(2)
 
 
-def test_closed_ends_of_pipes() -> None:
-    read, write = os.pipe()
+def test_pipes_of_a_pool() -> None:
+    """Disco gets them once, and closes them without Python."""
+    (reply_read, reply_write), (command_read, command_write) = os.pipe(), os.pipe()
+    pool = PoolWithPipes()
+    pool.offer({1: (reply_read, command_write)})
+    serve = tvm_ffi.get_global_func("tvm_ipc.create_process_pool")(2, 1, pool.key)
+    assert list(serve(1)) == [reply_read, command_write]
+    with pytest.raises(ValueError, match="there are pipes to the workers 1 to 1, and not to 2"):
+        serve(2)
+    assert not pool.hung_up()
+    os.close(command_read)
+    assert pool.hung_up()
+    pool.mute()
+    os.write(command_write, b"to nobody")
+    assert serve(0) is None
+    for closed in (reply_read, command_write):
+        with pytest.raises(OSError):
+            os.fstat(closed)
+    # Others may have the numbers by now.
+    os.dup2(reply_write, command_write)
+    pool.mute()
+    pool.forget()
+    assert not pool.hung_up()
+    assert os.path.samestat(os.fstat(command_write), os.fstat(reply_write))
+    os.close(command_write)
+    os.close(reply_write)
+    with pytest.raises(ValueError, match=f"there are no workers with the key {pool.key}"):
+        tvm_ffi.get_global_func("tvm_ipc.create_process_pool")(2, 1, pool.key)
+
+
+def test_pipes_of_a_pool_that_disco_did_not_ask_for() -> None:
+    reply, command = os.pipe(), os.pipe()
+    pool = PoolWithPipes()
+    pool.offer({1: (reply[0], command[1])})
+    pool.forget()
+    for closed in (reply[0], command[1]):
+        with pytest.raises(OSError):
+            os.fstat(closed)
+    os.close(reply[1])
+    os.close(command[0])
+
+
+def test_a_pool_in_python_that_is_interrupted_in_a_destructor() -> None:
+    calls: list[int] = []
+
+    def serve(worker_id: int) -> None:
+        calls.append(worker_id)
+        if len(calls) < 3:
+            raise KeyboardInterrupt
+
+    safe = tvm_ffi.get_global_func("tvm_ipc.pool.retry_in_destructor")(tvm_ffi.convert(serve))
+    signals: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     try:
-        assert not any_hung_up([write])
-        os.close(read)
-        assert any_hung_up([write])
-        assert not any_hung_up([])
+        safe(0)
     finally:
-        os.close(write)
+        signal.signal(signal.SIGINT, before)
+    assert calls == [0, 0, 0]
+    assert signals == [signal.SIGINT]

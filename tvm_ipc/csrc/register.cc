@@ -31,6 +31,7 @@
 #include "disco/storage.h"
 #include "disco/tensor_to_buffer.h"
 #include "disco/typed_to_packed_function.h"
+#include "disco/worker_pipes.h"
 #include "disco/worker_session_functions.h"
 #include "engine/serve_mpi_for_node_agent.h"
 #include "start_session_with_backend.h"
@@ -309,6 +310,12 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Define<Plain<controller::RankHere>>("tvm_ipc.session.rank_here");
   Define<Plain<controller::SessionOf>>("tvm_ipc.session.of");
   Define<Plain<controller::WeakReference>>("tvm_ipc.session.weak_reference");
+  Define<Plain<CreateProcessPool>>("tvm_ipc.create_process_pool");
+  Define<Plain<OfferPipes>>("tvm_ipc.pool.offer");
+  Define<Plain<PipesHungUp>>("tvm_ipc.pool.hung_up");
+  Define<Plain<MutePipes>>("tvm_ipc.pool.mute");
+  Define<Plain<ClosePipes>>("tvm_ipc.pool.close");
+  Define<Plain<RetryInDestructor>>("tvm_ipc.pool.retry_in_destructor");
   Define<Plain<WatchPipe>>("tvm_ipc.pipes.watch");
   Define<Plain<ClosePipe>>("tvm_ipc.pipes.close");
   Define<Variadic<CallWithoutSigpipe>>("tvm_ipc.call_without_sigpipe");

@@ -132,10 +132,10 @@ def require(where: str, ids: Sequence[int], *, given: bool, share: bool = True) 
 
 
 @tvm_ffi.register_global_func("tvm_ipc.cuda.bring_up")  # type: ignore[untyped-decorator]
-def _bring_up() -> bool:
-    """Load TVM's CUDA runtime in a worker; return `config.graphs_of_threads`."""
+def _bring_up() -> int:
+    """Load TVM's CUDA runtime in a worker; return `config.queues_for_graphs`."""
     shared_libraries.require_cuda()
-    return config.graphs_of_threads()
+    return config.queues_for_graphs()
 
 
 startup_hooks.require_devices["cuda"] = require

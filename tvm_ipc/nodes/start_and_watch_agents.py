@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import socket
 import threading
 import time
@@ -29,7 +28,7 @@ from tvm_ipc.nodes.node_command_under_mpiexec import Allocated
 from tvm_ipc.nodes.session_server_in_node_agent import Settings, ranks_of_nodes
 from tvm_ipc.nodes.shm_probe import ShmProbe
 from tvm_ipc.runtime import config
-from tvm_ipc.runtime.process_pool import any_hung_up, new_key, offer, withdraw
+from tvm_ipc.runtime.process_pool import PoolWithPipes
 from tvm_ipc.runtime.start_child_process import (
     describe_exit_code,
     import_path,
@@ -114,7 +113,7 @@ class _Node:
         return None not in (self.facts, self.shares_memory, self.processes)
 
 
-class NodePool(PoolOfNodes):
+class NodePool(PoolWithPipes, PoolOfNodes):
     """Worker processes on several nodes. Their pipes are connections to this process.
 
     Parameters
@@ -129,7 +128,7 @@ class NodePool(PoolOfNodes):
     Attributes
     ----------
     nodes : the state of each node.
-    connections : the connections that are the pipes of the workers, by ranks.
+    connections : the connections to workers, by ranks, until they are handed over as their pipes.
     exit_codes : the exit codes of the workers that have ended, by ranks.
 
     Raises
@@ -152,7 +151,7 @@ class NodePool(PoolOfNodes):
         program: Sequence[str] | None = None,
     ) -> None:
         end = time.monotonic() + timeout
-        self.key = new_key()
+        super().__init__()
         #: Without `check`, which refers to the session: the pool would keep it alive.
         self._request = replace(request, check=lambda: None)
         self._addresses = addresses
@@ -164,7 +163,6 @@ class NodePool(PoolOfNodes):
         self._links: dict[int, socket.socket] = {}
         self.exit_codes: dict[int, int] = {}
         self._failure: IPCError | None = None
-        self._muted = False
         self._alarming = False
         self._checked = time.monotonic()
         self._lock = threading.RLock()
@@ -190,12 +188,10 @@ class NodePool(PoolOfNodes):
                 self.finish(0.0)
                 raise
         self._launcher.pass_on()
-        for connection in self.connections.values():
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         agents = [node.agent.connection for node in self.nodes if node.agent is not None]
         for connection in [*self.connections.values(), *agents]:
             _keep_from_children(connection.fileno())
-        offer(self)
+        self._hand_over_connections()
 
     @property
     def threads(self) -> int:
@@ -240,16 +236,20 @@ class NodePool(PoolOfNodes):
 
     def room(self) -> int:
         """Return how many bytes of commands a worker may leave unread before a write blocks."""
-        sizes = [
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-            for connection in self.connections.values()
-        ]
-        return min(sizes, default=_BUFFER) // _SHARE
+        return self._smallest_buffer // _SHARE
 
-    def pipes(self, worker_id: int) -> tuple[int, int]:
-        """Return the descriptors to read from and to write to a worker, which are the same."""
-        connection = self.connections[worker_id].fileno()
-        return connection, connection
+    def _hand_over_connections(self) -> None:
+        """Make the connections the pipes of the workers, which are read and written alike."""
+        sizes = []
+        for connection in self.connections.values():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+            sizes.append(connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        self._smallest_buffer = min(sizes, default=_BUFFER)
+        files = {rank: connection.fileno() for rank, connection in self.connections.items()}
+        self.offer({rank: (file, file) for rank, file in files.items()})
+        for connection in self.connections.values():
+            connection.detach()
+        self.connections.clear()
 
     # ---- deaths ---------------------------------------------------------------------------
 
@@ -271,10 +271,6 @@ class NodePool(PoolOfNodes):
             for node in self.nodes:
                 self._receive_from(node, None)
             return dict(self.exit_codes)
-
-    def hung_up(self) -> bool:
-        """Return whether the connection to a worker has ended at its other end."""
-        return any_hung_up(connection.fileno() for connection in self.connections.values())
 
     def alarming(self) -> bool:
         """Return whether an agent or the launcher has ended; checked every `_CHECK_SECONDS`."""
@@ -321,7 +317,8 @@ class NodePool(PoolOfNodes):
 
     def _any_left(self) -> bool:
         with self._lock:
-            return len(self.ended()) < len(self.connections) and not all(n.gone for n in self.nodes)
+            num_workers = sum(len(node.ranks) for node in self.nodes)
+            return len(self.ended()) < num_workers and not all(n.gone for n in self.nodes)
 
     def finish(self, seconds: float | None = None) -> None:
         """End workers, agents and the launcher, which have some seconds to end by themselves.
@@ -338,28 +335,6 @@ class NodePool(PoolOfNodes):
                 node.agent.ended = True
                 _hang_up(node.agent.connection)
         self._launcher.stop(_GRACE if seconds is None else seconds)
-
-    def mute(self) -> None:
-        """End the connections to workers, and discard what is still written to their pipes."""
-        with self._lock:
-            if self._muted:
-                return
-            self._muted = True
-            devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                for connection in self.connections.values():
-                    duplicate = connection.dup()
-                    os.dup2(devnull, connection.fileno(), inheritable=False)
-                    _hang_up(duplicate)
-            finally:
-                os.close(devnull)
-
-    def forget(self) -> None:
-        """Close the descriptors of the pipes, when they are not used any more."""
-        if withdraw(self):
-            for connection in self.connections.values():
-                _close_kept(connection.detach())
-            self.connections.clear()
 
     # ---- the start ------------------------------------------------------------------------
 

@@ -170,10 +170,25 @@ tvm_ipc.keep_from_children(file: int)
     make a descriptor point to /dev/null in processes that are forked from this one
 tvm_ipc.close_kept(file: int)
     close a descriptor of tvm_ipc.keep_from_children
-tvm_ipc.pipes.watch(pid: int, reading_end: int, writing_end: int)
-    controller: keep a worker's pipe writable after the worker has ended
+tvm_ipc.create_process_pool(num_workers: int, num_groups: int, key: str) -> Function
+    controller: serve the worker processes of a tvm_ipc.Session to Disco, by the key of their pool
+tvm_ipc.pool.offer(key: str, nowhere: int, descriptors: Shape)
+    controller: own the descriptors of a pool: /dev/null, and pairs to read from and to write to
+    each worker
+tvm_ipc.pool.hung_up(key: str) -> bool
+    controller: whether a worker of the pool has closed its end of a pipe
+tvm_ipc.pool.mute(key: str)
+    controller: discard what is still written to the workers of a pool
+tvm_ipc.pool.close(key: str)
+    controller: close the descriptors of a pool, unless Disco has destroyed its session
+tvm_ipc.pool.retry_in_destructor(pool: Function) -> Function
+    controller: a pool that Disco calls in its destructor, where no error may be raised: the pool is
+    called again after one
+tvm_ipc.pipes.watch(pid: int, reading_end: int, writing_end: int, reply: int)
+    controller: keep a worker's pipe writable after the worker has ended, and own its descriptors
+    and the one to read from the worker
 tvm_ipc.pipes.close(writing_end: int)
-    controller: close a pipe of tvm_ipc.pipes.watch
+    controller: close the descriptors of tvm_ipc.pipes.watch, once
 """
 
 #: Registered by modules of the package.
@@ -182,16 +197,15 @@ runtime.disco.BACKEND.init_ccl(session: Session, device_ids: Shape)
     controller: start the backend, and wait for the workers
 tvm_ipc.blas.find() -> str
     path of the BLAS
-tvm_ipc.cuda.bring_up() -> bool
-    worker: load TVM's GPU library; return whether threads may capture collectives in graphs
+tvm_ipc.cuda.bring_up() -> int
+    worker: load TVM's GPU library; return the number of CUDA's queues if threads may capture
+    collectives in graphs, else 0
 tvm_ipc.worker.has_library(path: str, digest: str) -> bool
     worker: whether its node has a library, at this path or among those that were sent
 tvm_ipc.worker.keep_library(path: str, digest: str, contents: Tensor)
     worker: write a library that was sent, if its node lacks it
 tvm_ipc.worker.load_library(path: str, digest: str, device: Device | None) -> Module
     worker: load a library that its node has
-tvm_ipc.create_process_pool(num_workers: int, num_groups: int, key: str) -> Function
-    controller: serve the worker processes of a tvm_ipc.Session to Disco
 """
 
 

@@ -47,6 +47,8 @@ SETTINGS: Final = (
     "TVM_IPC_CUDA_GRAPHS_OF_THREADS",
 )
 _PREFIX: Final = "TVM_IPC_"
+#: CUDA's queues for the streams of a process, unless CUDA_DEVICE_MAX_CONNECTIONS is set.
+_CUDA_QUEUES: Final = 8
 DEFAULT_TIMEOUT: Final = 300.0
 INSTRUCTION_SETS: Final = ("auto", "avx512bf16", "avx512", "avx2", "portable")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -229,9 +231,15 @@ def compiler_settings() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in _COMPILER_VARIABLES}
 
 
-def graphs_of_threads() -> bool:
-    """Return whether workers that are threads may capture collectives in CUDA graphs."""
-    return _flag("TVM_IPC_CUDA_GRAPHS_OF_THREADS")
+def queues_for_graphs() -> int:
+    """Return how many queues CUDA has for the streams of this process.
+
+    0 if workers that are threads must not capture collectives in CUDA graphs.
+    """
+    if not _flag("TVM_IPC_CUDA_GRAPHS_OF_THREADS"):
+        return 0
+    text = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    return int(text) if text.isdigit() and int(text) > 0 else _CUDA_QUEUES
 
 
 def threads_per_worker(num_workers: int, cores: int | None = None) -> int:

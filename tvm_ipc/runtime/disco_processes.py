@@ -54,10 +54,11 @@ class Worker:
             )
         self.pipes: tuple[int, int] | None = (reply_read, command_write)
         try:
-            _watch_pipe(self.process.pid, command_read, command_write)
+            _watch_pipe(self.process.pid, command_read, command_write, reply_read)
         except BaseException:
-            os.close(command_read)
-            self.close()
+            self.kill()
+            for descriptor in (command_read, command_write, reply_read):
+                _close_kept(descriptor)
             raise
 
     def kill(self) -> None:
@@ -76,14 +77,12 @@ class Worker:
             self.kill()
 
     def close(self) -> None:
-        """Kill the process, and close the pipes."""
+        """Kill the process, and close the pipes; after an interrupt, this can be called again."""
         with contextlib.suppress(Exception):  # Disco calls this in a destructor
             self.kill()
         if self.pipes is not None:
-            reply_read, command_write = self.pipes
+            _close_pipe(self.pipes[1])
             self.pipes = None
-            _close_kept(reply_read)
-            _close_pipe(command_write)
 
 
 def start_workers(num_workers: int, num_groups: int, entrypoint: str) -> list[Worker]:

@@ -64,6 +64,7 @@ _abort = _native("tvm_ipc.session.abort")
 _close = _native("tvm_ipc.session.close")
 _put = _native("tvm_ipc.session.put")
 _call_without_sigpipe = _native("tvm_ipc.call_without_sigpipe")
+_retry_in_destructor = _native("tvm_ipc.pool.retry_in_destructor")
 
 #: The worker processes that this thread's current call of a constructor of Disco has started.
 _constructing = threading.local()
@@ -217,9 +218,7 @@ _REPLACEMENTS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def _create_process_pool(
-    num_workers: int, num_groups: int, entrypoint: str
-) -> Callable[[int], Any]:
+def _create_process_pool(num_workers: int, num_groups: int, entrypoint: str) -> Any:
     """Start the workers; return a function that gives Disco their pipes, and ends them for 0."""
     _constructing.workers = workers = start_workers(num_workers, num_groups, entrypoint)
 
@@ -231,7 +230,7 @@ def _create_process_pool(
         disco_session_liveness_and_errors.forget(workers)
         return None
 
-    return serve
+    return _retry_in_destructor(tvm_ffi.convert(serve))
 
 
 def _init_ccl(session: disco.Session, ccl: str, *device_ids: int) -> None:

@@ -7,9 +7,8 @@ import contextlib
 import fcntl
 import itertools
 import os
-import select
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tvm_ffi
@@ -26,34 +25,44 @@ from tvm_ipc.runtime.worker_pool_interface import Pool
 
 _keep_from_children = tvm_ffi.get_global_func("tvm_ipc.keep_from_children")
 _close_kept = tvm_ffi.get_global_func("tvm_ipc.close_kept")
+_offer = tvm_ffi.get_global_func("tvm_ipc.pool.offer")
+_hung_up = tvm_ffi.get_global_func("tvm_ipc.pool.hung_up")
+_mute = tvm_ffi.get_global_func("tvm_ipc.pool.mute")
+_close = tvm_ffi.get_global_func("tvm_ipc.pool.close")
 _keys = itertools.count()
-_pools: dict[str, Pool] = {}
 
 
-def offer(pool: Pool) -> None:
-    """Register a pool, so that Disco finds it by its key."""
-    _pools[pool.key] = pool
+class PoolWithPipes(Pool):
+    """A pool with pipes to its workers, for which Disco asks by the key of the pool.
 
-
-def withdraw(pool: Pool) -> bool:
-    """Unregister a pool; return whether it was registered."""
-    return _pools.pop(pool.key, None) is not None
-
-
-def new_key() -> str:
-    """Return a key that no other pool of this process has."""
-    return f"pool-{next(_keys)}"
-
-
-def any_hung_up(descriptors: Iterable[int]) -> bool:
-    """Return whether the other end of a pipe or connection that this process writes to is closed.
-
-    The system reports this as soon as a write fails, and before the exit code of a process.
+    The native library owns the pipes: Disco closes them in a destructor, where an exception of
+    Python would end the program.
     """
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLRDHUP)  # POLLERR and POLLHUP are always reported
-    return bool(poll.poll(0))
+
+    def __init__(self) -> None:
+        self.key = f"pool-{next(_keys)}"
+
+    def offer(self, pipes: Mapping[int, tuple[int, int]]) -> None:
+        """Hand over the descriptors to read from each worker and to write to it.
+
+        They are those of the workers 1 to n. After an OSError, the caller still owns them.
+        """
+        # Opened in advance: the process may be out of descriptors when `mute` is called.
+        null_device = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        ends = [end for worker_id in sorted(pipes) for end in pipes[worker_id]]
+        _offer(self.key, null_device, tvm_ffi.Shape(ends))
+
+    def hung_up(self) -> bool:
+        """Return whether a worker has closed its end of a pipe, as the end of its process does."""
+        return bool(_hung_up(self.key))
+
+    def mute(self) -> None:
+        """Hang up, and discard what Disco still writes: a failed write would end the program."""
+        _mute(self.key)
+
+    def forget(self) -> None:
+        """Close the pipes, unless Disco has done so when it destroyed its session."""
+        _close(self.key)
 
 
 def start_worker(
@@ -94,22 +103,17 @@ def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
     return ends
 
 
-class ProcessPool(Pool):
+class ProcessPool(PoolWithPipes):
     """Workers 1 to n - 1 of one session; worker 0 is a thread of the controller.
 
-    Disco calls the global function `tvm_ipc.create_process_pool` with `key`. The workers have
-    been started by then, because an error in Disco's constructor would wait for worker 0
-    indefinitely.
+    They are started before Disco's session, because an error in its constructor would wait for
+    worker 0 indefinitely.
     """
 
     def __init__(self, num_workers: int, num_groups: int, environment: dict[str, str]) -> None:
-        self.key = new_key()
+        super().__init__()
         self.processes: dict[int, ChildProcess] = {}
-        #: The descriptors to read from each worker and to write to it.
-        self._pipes: dict[int, tuple[int, int]] = {}
-        # Opened in advance: the process may be out of descriptors when `mute` is called.
-        self._null_device = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        offer(self)
+        pipes: dict[int, tuple[int, int]] = {}
         try:
             with passed(import_path()) as path:
                 for worker_id in range(1, num_workers):
@@ -124,11 +128,16 @@ class ProcessPool(Pool):
                     os.close(command_read)
                     _keep_from_children(command_write)
                     self.processes[worker_id] = process
-                    self._pipes[worker_id] = (reply_read, command_write)
+                    pipes[worker_id] = (reply_read, command_write)
+            sizes = [fcntl.fcntl(write, fcntl.F_GETPIPE_SZ) for _, write in pipes.values()]
+            self._smallest_pipe = min(sizes, default=64 << 10)
+            self.offer(pipes)
         except BaseException:
             self.kill()
             self.join(0.0)
-            self.forget()
+            for pipe in pipes.values():
+                for descriptor in pipe:
+                    _close_kept(descriptor)
             raise
 
     def room(self) -> int:
@@ -137,16 +146,7 @@ class ProcessPool(Pool):
         This is half the capacity of its pipe, because a message that does not fit into the rest of
         a page of the pipe takes another page.
         """
-        sizes = [fcntl.fcntl(write, fcntl.F_GETPIPE_SZ) for _, write in self._pipes.values()]
-        return min(sizes, default=64 << 10) // 2
-
-    def pipes(self, worker_id: int) -> tuple[int, int]:
-        """Return the descriptors to read from a worker and to write to it."""
-        return self._pipes[worker_id]
-
-    def hung_up(self) -> bool:
-        """Return whether the process at the other end of a pipe has ended."""
-        return any_hung_up(command_write for _, command_write in self._pipes.values())
+        return self._smallest_pipe // 2
 
     def ended(self, wait: Iterable[int] = ()) -> dict[int, int]:
         """Return the exit codes of the workers that have ended; wait for some ranks, briefly."""
@@ -165,31 +165,3 @@ class ProcessPool(Pool):
     def join(self, seconds: float) -> None:
         """Wait for all workers to end; kill those that take longer."""
         end_within(seconds, self.processes.values())
-
-    def mute(self) -> None:
-        """Discard what Disco still writes: a write to a dead worker's pipe would throw."""
-        for _, command_write in self._pipes.values():
-            os.dup2(self._null_device, command_write, inheritable=False)
-
-    def forget(self) -> None:
-        """Close the pipes; Disco calls this when its session object ends."""
-        if not withdraw(self):
-            return
-        os.close(self._null_device)
-        for pipe in self._pipes.values():
-            for descriptor in pipe:
-                _close_kept(descriptor)
-        self._pipes.clear()
-
-
-@tvm_ffi.register_global_func("tvm_ipc.create_process_pool")  # type: ignore[untyped-decorator]
-def _create_process_pool(num_workers: int, num_groups: int, key: str) -> Callable[[int], Any]:
-    pool = _pools[key]
-
-    def serve(worker_id: int) -> Any:
-        if worker_id == 0:
-            pool.forget()
-            return None
-        return tvm_ffi.Shape(pool.pipes(worker_id))
-
-    return serve

@@ -105,6 +105,8 @@ def load() -> Path:
             for error in (DeadlineError, MismatchError, PeerError):
                 # Python code in a worker gets these classes for errors of the native library.
                 tvm_ffi.register_error(error.__name__, error)
+            # Raised in a function that native code calls, it would become a RuntimeError.
+            tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
             _native = native
             _log.debug("native library: %s; CUDA library of TVM: %s", native, _cuda or "left out")
         return _native

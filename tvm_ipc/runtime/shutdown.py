@@ -183,16 +183,6 @@ class Shutdown:
         """Print an error that cannot be raised any more."""
         report_unraised_error(self._session_ref(), error)
 
-    def keep_session(self) -> None:
-        """Keep the session until this process ends, if its workers are processes.
-
-        Its destructor calls Python. At interpreter shutdown modules may be empty, and an error in a
-        destructor ends the process by a signal.
-        """
-        session = self._session_ref()
-        if session is not None and self._dispatcher.pool is not None:
-            _never_destroy(session)
-
     def disown(self) -> None:
         """Leave the workers alone in a process that was forked off the controller."""
         self._dispatcher.closed = self._done = True
@@ -226,8 +216,6 @@ def _close_all() -> None:
             shutdown.close_at_exit(failed=failed)
         except Exception as error:
             shutdown.report(error)
-    for shutdown in [*_open_sessions]:
-        shutdown.keep_session()
 
 
 def _disown_all() -> None:

@@ -28,9 +28,6 @@ class Pool(Protocol):
     def room(self) -> int:
         """Return how many bytes a worker may leave unread before a write to it waits."""
 
-    def pipes(self, worker_id: int) -> tuple[int, int]:
-        """Return the descriptors to read from a worker and to write to it."""
-
     def check(self) -> None:
         """Raise if a process has ended that workers need to join the session."""
         return
@@ -66,7 +63,7 @@ class Pool(Protocol):
         return
 
     def forget(self) -> None:
-        """Close the pipes; Disco calls this when its session object ends."""
+        """Close the pipes, unless Disco has done so when it destroyed its session."""
 
 
 class PoolOfNodes(Pool, Protocol):

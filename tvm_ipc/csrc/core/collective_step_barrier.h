@@ -30,8 +30,9 @@ struct RankOptions {
   bool flat = false;
   /*! \brief The index of its device, of the type that the backend works on. */
   int device = 0;
-  /*! \brief Whether workers that are threads may capture collectives in CUDA graphs. */
-  bool graphs_of_threads = false;
+  /*! \brief The number of CUDA's queues for streams, if workers that are threads may capture
+   *         collectives in CUDA graphs; else 0. */
+  int queues_for_graphs = 0;
 };
 
 /*!

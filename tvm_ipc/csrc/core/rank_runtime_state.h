@@ -131,8 +131,8 @@ class Rank {
   /*! \brief Return this rank's index in a team; -1 if it is no member, or there is no such team. */
   int FindTeamIndex(TeamId team) const;
   const RankOptions& options() const { return options_; }
-  /*! \brief Set `RankOptions::graphs_of_threads`; only before the backend starts. */
-  void set_graphs_of_threads(bool value) { options_.graphs_of_threads = value; }
+  /*! \brief Set `RankOptions::queues_for_graphs`; only before the backend starts. */
+  void set_queues_for_graphs(int value) { options_.queues_for_graphs = value; }
   Control& control() const { return segments_->control(); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   const std::shared_ptr<Segments>& segments() const { return segments_; }

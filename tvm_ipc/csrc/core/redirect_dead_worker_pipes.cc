@@ -30,6 +30,7 @@ struct Pipe {
   int pid = 0;
   int process = -1;  // pidfd; -1 if the system has none
   int reading_end = -1;
+  int reply = -1;
   bool ended = false;
 };
 
@@ -54,9 +55,9 @@ class Watch {
     StartThread("the watch over worker processes", [this] { Run(); }).detach();
   }
 
-  void Add(int pid, int reading_end, int writing_end) {
+  void Add(int pid, int reading_end, int writing_end, int reply) {
     std::lock_guard<std::mutex> lock(mutex_);
-    pipes_[writing_end] = Pipe{pid, OpenProcess(pid), reading_end, false};
+    pipes_[writing_end] = Pipe{pid, OpenProcess(pid), reading_end, reply, false};
     KeepFromChildren(writing_end);
     KeepFromChildren(reading_end);
     Wake();
@@ -68,6 +69,7 @@ class Watch {
     if (found == pipes_.end()) return;
     CloseKept(writing_end);
     CloseKept(found->second.reading_end);
+    CloseKept(found->second.reply);
     if (found->second.process >= 0) close(found->second.process);
     pipes_.erase(found);
     Wake();
@@ -139,8 +141,8 @@ Watch& TheWatch() {
 
 }  // namespace
 
-void WatchPipe(int pid, int reading_end, int writing_end) {
-  TheWatch().Add(pid, reading_end, writing_end);
+void WatchPipe(int pid, int reading_end, int writing_end, int reply) {
+  TheWatch().Add(pid, reading_end, writing_end, reply);
 }
 
 void ClosePipe(int writing_end) { TheWatch().Remove(writing_end); }

@@ -14,13 +14,14 @@
 namespace tvm_ipc {
 
 /*!
- * \brief Watch a worker and its pipe.
+ * \brief Watch a worker and its pipe, and own the descriptors.
  * \param pid A child of this process; other code may wait for it too.
- * \param reading_end Closed by the watch when the worker has ended and all writers are gone.
- * \param writing_end Owned by the caller.
+ * \param reading_end Closed when the worker has ended and all writers are gone, at the latest.
+ * \param reply The descriptor to read from the worker.
  */
-void WatchPipe(int pid, int reading_end, int writing_end);
-/*! \brief Stop watching the pipe with this writing end, and close both ends. */
+void WatchPipe(int pid, int reading_end, int writing_end, int reply);
+/*! \brief Stop watching the pipe with this writing end, and close its descriptors. For a pipe that
+ * is not watched, do nothing. */
 void ClosePipe(int writing_end);
 
 }  // namespace tvm_ipc

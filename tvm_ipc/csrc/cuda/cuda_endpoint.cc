@@ -90,7 +90,6 @@ CudaEndpoint::CudaEndpoint(Rank& rank)
       apart_ = apart_ && !all[i].Shares(all[j]);
     }
   }
-  captures_ = rank.options().graphs_of_threads;
   ranks_here_ = ranks_here;
   limits_ = kernels_->LimitsFor(ranks_on_device);
   const size_t asked = rank.control().arena_bytes;
@@ -359,16 +358,9 @@ void Operation::LaunchMet(const char* what, Kernel kernel, const kernels::Launch
   guard.barrier.Enter(launched);
 }
 
-/*! \brief Return the number of queues in which the driver puts the work of a process's streams. */
-int HardwareQueues() {
-  const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  const int asked = text == nullptr ? 0 : std::atoi(text);
-  return asked > 0 ? asked : 8;
-}
-
 void CudaEndpoint::RequireReplays(const char* operation) const {
-  if (captures_) {
-    const int streams = kStreamsOfRank * ranks_here_, queues = HardwareQueues();
+  const int queues = rank_.options().queues_for_graphs, streams = kStreamsOfRank * ranks_here_;
+  if (queues > 0) {
     if (ranks_here_ == 1 || streams <= queues) return;
     Fail(kind::kRuntime, operation, ": a CUDA graph is being captured, and ", ranks_here_,
          " workers of this process share a GPU. They have ", streams,

@@ -196,9 +196,6 @@ class CudaEndpoint final : public Endpoint {
   bool meets_ = false;
   /*! \brief Whether each rank has a device of its own, whose links no other rank uses. */
   bool apart_ = true;
-  /*! \brief Whether ranks that are threads may capture graphs anyway
-   *         (TVM_IPC_CUDA_GRAPHS_OF_THREADS). */
-  bool captures_ = false;
   /*! \brief The ranks of this process on this device, and the streams that each of them has. */
   int ranks_here_ = 1;
   static constexpr int kStreamsOfRank = 4;

@@ -101,11 +101,11 @@ std::optional<DLDevice> DeviceOfWorker(const Backend& backend, const DiscoWorker
   return DLDevice{type, static_cast<int>(id)};
 }
 
-/*! \brief Initialise the device for TVM; return `RankOptions::graphs_of_threads`. */
-bool BringUp(const DLDevice& device, const DiscoWorker& worker, const ffi::Shape& device_ids) {
-  bool graphs_of_threads = false;
+/*! \brief Initialise the device for TVM; return `RankOptions::queues_for_graphs`. */
+int BringUp(const DLDevice& device, const DiscoWorker& worker, const ffi::Shape& device_ids) {
+  int queues_for_graphs = 0;
   try {
-    graphs_of_threads = ffi::Function::GetGlobalRequired("tvm_ipc.cuda.bring_up")().cast<bool>();
+    queues_for_graphs = ffi::Function::GetGlobalRequired("tvm_ipc.cuda.bring_up")().cast<int>();
   } catch (const ffi::Error& error) {  // raised in Python
     throw Error(kind::kRuntime, error.message());
   }
@@ -116,7 +116,7 @@ bool BringUp(const DLDevice& device, const DiscoWorker& worker, const ffi::Shape
          ", and TVM has already run programs there with memory that they cannot share; open the"
          " session before the first program, or use workers that are processes");
   }
-  return graphs_of_threads;
+  return queues_for_graphs;
 }
 
 }  // namespace
@@ -146,7 +146,7 @@ void InitCCLPerWorker(const Backend& backend, const Backend& (*find)(const std::
                      worker->num_workers, worker->num_groups, device ? device->device_id : 0, find,
                      home, [&](Rank& joining) {
                        if (!device) return;
-                       joining.set_graphs_of_threads(BringUp(*device, *worker, device_ids));
+                       joining.set_queues_for_graphs(BringUp(*device, *worker, device_ids));
                      });
     rank->backend().UseInstructionSet(rank->options().instruction_set);
     worker->ccl = rank->backend().name();

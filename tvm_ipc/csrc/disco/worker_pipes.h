@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*!
+ * \file worker_pipes.h
+ * \brief The pipes to the worker processes of a session, which Disco gets by the key of their pool.
+ *
+ * Disco closes them in a destructor, where an error ends the program. A function in Python may
+ * raise one at any line: KeyboardInterrupt, or because modules are empty at interpreter shutdown.
+ * So the function that Disco calls is native, and owns the descriptors. That of Disco's own
+ * sessions also ends processes that Python started; see RetryInDestructor.
+ */
+#ifndef TVM_IPC_DISCO_WORKER_PIPES_H_
+#define TVM_IPC_DISCO_WORKER_PIPES_H_
+
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/function.h>
+
+#include <cstdint>
+#include <string>
+
+namespace tvm_ipc {
+
+/*!
+ * \brief Own the pipes of a pool.
+ * \param nowhere /dev/null, opened in advance: the process may be out of descriptors later.
+ * \param descriptors For each of the workers 1 to n, the descriptor to read from it and that to
+ *        write to it, which may be the same.
+ */
+void OfferPipes(std::string key, int64_t nowhere, tvm::ffi::Shape descriptors);
+
+/*! \brief Return the function that Disco calls with the number of a worker for its descriptors, and
+ *         with 0 to close all of them. */
+tvm::ffi::Function CreateProcessPool(int64_t num_workers, int64_t num_groups, std::string key);
+
+// ---- These do nothing once the pipes are closed. ----
+
+/*! \brief Return whether the other end of a pipe is closed. The system reports this as soon as a
+ *         write fails, and before the exit code of a process. */
+bool PipesHungUp(std::string key);
+/*! \brief Hang up, and discard what is written from now on: a write to a dead worker fails. */
+void MutePipes(std::string key);
+void ClosePipes(std::string key);
+
+/*!
+ * \brief Return a function that Disco can call in a destructor in place of `pool`, in Python. If
+ * that raises an error when it is to end the workers, it is called again, and goes on where it was.
+ * A KeyboardInterrupt is raised later, by a new signal.
+ */
+tvm::ffi::Function RetryInDestructor(tvm::ffi::Function pool);
+
+}  // namespace tvm_ipc
+#endif  // TVM_IPC_DISCO_WORKER_PIPES_H_
