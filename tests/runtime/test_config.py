@@ -70,6 +70,11 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_per_worker(cores) == threads_per_worker(2 * cores) == 1
     monkeypatch.setenv("TVM_NUM_THREADS", "3")
     assert threads_per_worker(2 * cores) == 3
+    for wrong in ("one", "0", "-1", "2.0"):
+        monkeypatch.setenv("TVM_NUM_THREADS", wrong)
+        message = f"TVM_NUM_THREADS is '{wrong}'; it must be a number of threads, 1 or more"
+        with pytest.raises(IPCError, match=message):
+            threads_per_worker(1)
 
 
 def test_workers_load_the_compiler_only_if_asked() -> None:

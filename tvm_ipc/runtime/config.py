@@ -244,8 +244,12 @@ def queues_for_graphs() -> int:
 
 def threads_per_worker(num_workers: int, cores: int | None = None) -> int:
     """Return the number of threads of each worker, at most one for each core in total."""
-    text = os.environ.get("TVM_NUM_THREADS", "")
-    if text.isdigit() and int(text) > 0:
+    text = os.environ.get("TVM_NUM_THREADS", "").strip()
+    if text:
+        if not (text.isdecimal() and int(text) > 0):
+            raise IPCError(
+                f"TVM_NUM_THREADS is {text!r}; it must be a number of threads, 1 or more"
+            )
         return int(text)
     return max(1, (available_cores() if cores is None else cores) // num_workers)
 
