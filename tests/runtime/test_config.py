@@ -72,7 +72,7 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_per_worker(2 * cores) == 3
     for wrong in ("one", "0", "-1", "2.0"):
         monkeypatch.setenv("TVM_NUM_THREADS", wrong)
-        message = f"TVM_NUM_THREADS is '{wrong}'; it must be a number of threads, 1 or more"
+        message = f"TVM_NUM_THREADS is '{wrong}'; it must be a number of threads above 0"
         with pytest.raises(IPCError, match=message):
             threads_per_worker(1)
 

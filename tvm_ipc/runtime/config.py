@@ -247,9 +247,7 @@ def threads_per_worker(num_workers: int, cores: int | None = None) -> int:
     text = os.environ.get("TVM_NUM_THREADS", "").strip()
     if text:
         if not (text.isdecimal() and int(text) > 0):
-            raise IPCError(
-                f"TVM_NUM_THREADS is {text!r}; it must be a number of threads, 1 or more"
-            )
+            raise IPCError(f"TVM_NUM_THREADS is {text!r}; it must be a number of threads above 0")
         return int(text)
     return max(1, (available_cores() if cores is None else cores) // num_workers)
 
