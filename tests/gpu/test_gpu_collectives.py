@@ -103,7 +103,7 @@ def test_graphs_of_ranks_that_share_a_gpu_want_queues(
 ) -> None:
     """Otherwise a kernel may be queued behind one that waits for it."""
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
-    reason = "3 workers of this process share a GPU. They have 12 streams, for which CUDA has 8"
+    reason = "3 workers of this process share a GPU. They need 12 hardware queues, but CUDA has 8"
     first = devices[0].id
     three = open_session(3, device_ids=[first] * 3)
     with three, pytest.raises(WorkerError, match=reason):

@@ -89,7 +89,7 @@ def test_graphs_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, queues in {"": 0, "0": 0, "1": 8}.items():
         monkeypatch.setenv(name, text)
         assert config.queues_for_graphs() == queues
-    for text, queues in {"": 8, "32": 32, "0": 8, "many": 8}.items():
+    for text, queues in {"": 8, "16": 16, "32": 32, "64": 32, "0": 8, "many": 8}.items():
         monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", text)
         assert config.queues_for_graphs() == queues
     monkeypatch.setenv(name, "yes")

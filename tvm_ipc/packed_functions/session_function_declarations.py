@@ -172,15 +172,16 @@ tvm_ipc.close_kept(file: int)
     close a descriptor of tvm_ipc.keep_from_children
 tvm_ipc.create_process_pool(num_workers: int, num_groups: int, key: str) -> Function
     controller: serve the worker processes of a tvm_ipc.Session to Disco, by the key of their pool
-tvm_ipc.pool.offer(key: str, nowhere: int, descriptors: Shape)
+tvm_ipc.pool.offer(key: str, null_device: int, descriptors: Shape)
     controller: own the descriptors of a pool: /dev/null, and pairs to read from and to write to
     each worker
 tvm_ipc.pool.hung_up(key: str) -> bool
     controller: whether a worker of the pool has closed its end of a pipe
 tvm_ipc.pool.mute(key: str)
     controller: discard what is still written to the workers of a pool
-tvm_ipc.pool.close(key: str)
-    controller: close the descriptors of a pool, unless Disco has destroyed its session
+tvm_ipc.pool.close(key: str) -> bool
+    controller: close the descriptors of a pool, unless Disco has destroyed its session; return
+    whether they were open
 tvm_ipc.pool.retry_in_destructor(pool: Function) -> Function
     controller: a pool that Disco calls in its destructor, where no error may be raised: the pool is
     called again after one

@@ -49,6 +49,7 @@ SETTINGS: Final = (
 _PREFIX: Final = "TVM_IPC_"
 #: CUDA's queues for the streams of a process, unless CUDA_DEVICE_MAX_CONNECTIONS is set.
 _CUDA_QUEUES: Final = 8
+_MOST_CUDA_QUEUES: Final = 32
 DEFAULT_TIMEOUT: Final = 300.0
 INSTRUCTION_SETS: Final = ("auto", "avx512bf16", "avx512", "avx2", "portable")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -239,7 +240,8 @@ def queues_for_graphs() -> int:
     if not _flag("TVM_IPC_CUDA_GRAPHS_OF_THREADS"):
         return 0
     text = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
-    return int(text) if text.isdigit() and int(text) > 0 else _CUDA_QUEUES
+    asked = int(text) if text.isdecimal() else 0
+    return min(asked, _MOST_CUDA_QUEUES) if asked > 0 else _CUDA_QUEUES
 
 
 def threads_per_worker(num_workers: int, cores: int | None = None) -> int:

@@ -35,8 +35,8 @@ _keys = itertools.count()
 class PoolWithPipes(Pool):
     """A pool with pipes to its workers, for which Disco asks by the key of the pool.
 
-    The native library owns the pipes: Disco closes them in a destructor, where an exception of
-    Python would end the program.
+    The native library owns the pipes: Disco closes them in a destructor, where a Python exception
+    would end the program.
     """
 
     def __init__(self) -> None:
@@ -45,24 +45,24 @@ class PoolWithPipes(Pool):
     def offer(self, pipes: Mapping[int, tuple[int, int]]) -> None:
         """Hand over the descriptors to read from each worker and to write to it.
 
-        They are those of the workers 1 to n. After an OSError, the caller still owns them.
+        The keys are the worker ids 1 to n. After an OSError, the caller still owns the descriptors.
         """
+        ends = tvm_ffi.Shape([end for worker_id in sorted(pipes) for end in pipes[worker_id]])
         # Opened in advance: the process may be out of descriptors when `mute` is called.
         null_device = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        ends = [end for worker_id in sorted(pipes) for end in pipes[worker_id]]
-        _offer(self.key, null_device, tvm_ffi.Shape(ends))
+        _offer(self.key, null_device, ends)
 
     def hung_up(self) -> bool:
         """Return whether a worker has closed its end of a pipe, as the end of its process does."""
         return bool(_hung_up(self.key))
 
     def mute(self) -> None:
-        """Hang up, and discard what Disco still writes: a failed write would end the program."""
+        """Disconnect, and discard what Disco still writes: a failed write would end the program."""
         _mute(self.key)
 
-    def forget(self) -> None:
-        """Close the pipes, unless Disco has done so when it destroyed its session."""
-        _close(self.key)
+    def forget(self) -> bool:
+        """Close the pipes unless Disco destroyed its session; return whether they were open."""
+        return bool(_close(self.key))
 
 
 def start_worker(
@@ -106,8 +106,8 @@ def _pipe(undo: contextlib.ExitStack) -> tuple[int, int]:
 class ProcessPool(PoolWithPipes):
     """Workers 1 to n - 1 of one session; worker 0 is a thread of the controller.
 
-    They are started before Disco's session, because an error in its constructor would wait for
-    worker 0 indefinitely.
+    They are started before Disco's session. If its constructor failed, it would wait for worker 0
+    indefinitely.
     """
 
     def __init__(self, num_workers: int, num_groups: int, environment: dict[str, str]) -> None:
@@ -135,9 +135,10 @@ class ProcessPool(PoolWithPipes):
         except BaseException:
             self.kill()
             self.join(0.0)
-            for pipe in pipes.values():
-                for descriptor in pipe:
-                    _close_kept(descriptor)
+            if not self.forget():  # they were not handed over
+                for pipe in pipes.values():
+                    for descriptor in pipe:
+                        _close_kept(descriptor)
             raise
 
     def room(self) -> int:

@@ -62,8 +62,8 @@ class Pool(Protocol):
         """End all other processes within some seconds; every worker has ended."""
         return
 
-    def forget(self) -> None:
-        """Close the pipes, unless Disco has done so when it destroyed its session."""
+    def forget(self) -> bool:
+        """Close the pipes unless Disco destroyed its session; return whether they were open."""
 
 
 class PoolOfNodes(Pool, Protocol):

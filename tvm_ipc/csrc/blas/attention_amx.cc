@@ -6,8 +6,8 @@
  *
  * Both matmuls of a block, of scores and of values, are in tiles of 16 x 16 sums. One instruction
  * adds 32 products to each sum. It adds those of even and of odd elements separately, and thus in
- * another order than the instruction for vectors, which is as fast for one query: that is limited
- * by memory.
+ * another order than the instruction for vectors. Single queries use the latter, because they are
+ * limited by memory.
  */
 #include "blas/kernels_complementing_blas.h"
 
@@ -153,7 +153,7 @@ struct AttentionMatmuls<TileAttention> {
         Format<kFloat32>::Store((char*)(weights + p * kBlockLanes + v * kLanes), Floats{});
       }
     }
-    // Zero times the value of a hidden key may be no number.
+    // Zero times infinity is not a number, so the values of hidden keys are replaced by zeros.
     const bool hidden = count < number && count % kTileElements != 0;
     for (int64_t i = 0; i < a.value_depth; i += 2 * kTileRows) {
       const char* tiles = (const char*)values + i / kTileRows * kTileBytes;
@@ -186,8 +186,9 @@ struct AttentionMatmuls<TileAttention> {
   }
 };
 
-/*! \brief Return whether attention is computed in tiles. The others have their operands elsewhere
- *         in scratch memory, are limited by memory, or have an order of sums that is kept. */
+/*! \brief Return whether attention is computed in tiles. Other calls use vectors: single queries
+ * are limited by memory, reproducible attention has one order of sums, and the operands of other
+ * depths do not fit into scratch memory or tiles. */
 bool FitsTiles(const Attention& a) {
   return a.queries > 1 && !a.reproducible && a.depth >= kTileWords &&
          a.value_depth % kTileRows == 0;

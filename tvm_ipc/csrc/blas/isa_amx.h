@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*!
  * \file isa_amx.h
- * \brief Tile registers of 16 rows of 64 bytes; included by sources that are compiled with AMX.
+ * \brief Configures and releases tile registers of 16 rows of 64 bytes; included by sources that
+ * are compiled with AMX.
  */
 #ifndef TVM_IPC_BLAS_ISA_AMX_H_
 #define TVM_IPC_BLAS_ISA_AMX_H_

@@ -274,7 +274,7 @@ struct AttentionState {
   }
 };
 
-/*! \brief The matmuls of AttendBlock, in vectors. Tile registers have their own. */
+/*! \brief The matmuls of AttendBlock, in vectors; attention_amx.cc specializes them for AMX. */
 template <typename Terms>
 struct AttentionMatmuls {
   /*! \brief Compute the scores of `count` keys: vectors of rows for each key. */
@@ -284,8 +284,8 @@ struct AttentionMatmuls {
     const int64_t words = Terms::PackedWords(a.depth);
     AttentionMatmul<Terms, kVectors, false>(keys, words, 1, count, words, queries, scale, scores);
   }
-  /*! \brief Add the values of `count` keys, of the `number` that are packed, to the sums of
-   *         `rows` rows. */
+  /*! \brief Add the values of the first `count` of `number` packed keys to the sums of `rows` rows.
+   *         Weights may be overwritten. */
   template <int kVectors>
   static void AddValues(const Attention& a, int64_t rows, int64_t count, int64_t number,
                         const float* values, float* weights, float* sums) {

@@ -360,21 +360,20 @@ void Operation::LaunchMet(const char* what, Kernel kernel, const kernels::Launch
 
 void CudaEndpoint::RequireReplays(const char* operation) const {
   const int queues = rank_.options().queues_for_graphs, streams = kStreamsOfRank * ranks_here_;
+  if (queues > 0 && (ranks_here_ == 1 || streams <= queues)) return;
   if (queues > 0) {
-    if (ranks_here_ == 1 || streams <= queues) return;
     Fail(kind::kRuntime, operation, ": a CUDA graph is being captured, and ", ranks_here_,
-         " workers of this process share a GPU. They have ", streams,
-         " streams, for which CUDA has ", queues,
-         " queues: in one of them, a kernel would wait behind a kernel that waits for it."
-         " Set CUDA_DEVICE_MAX_CONNECTIONS to 32 before the program uses CUDA, or use fewer"
-         " workers");
+         " workers of this process share a GPU. They need ", streams,
+         " hardware queues, but CUDA has ", queues,
+         ", so the graph could deadlock. Set CUDA_DEVICE_MAX_CONNECTIONS=32 before the program uses"
+         " CUDA, with at most 8 workers on a GPU, or let workers be processes");
   }
   Fail(kind::kRuntime, operation,
-       ": a CUDA graph is being captured, and workers are threads of one process: replays do not"
-       " meet on the host, and a call of one worker that allocates or frees memory would wait for"
-       " kernels that wait for that worker. Let workers be processes, or leave collectives out of"
-       " graphs; TVM_IPC_CUDA_GRAPHS_OF_THREADS=1 lets those capture them who make no such call"
-       " from the first replay to the end of the last one");
+       ": a CUDA graph is being captured, and workers are threads of one process. Replays are not"
+       " synchronized on the host, so a call of one worker that allocates or frees memory, or loads"
+       " code, would wait for kernels that wait for that worker. Let workers be processes, or leave"
+       " collectives out of graphs. Set TVM_IPC_CUDA_GRAPHS_OF_THREADS=1 only if no worker makes"
+       " such a call between the first replay and the end of the last one");
 }
 
 Operation::Input Operation::PrepareInput(const void* data, size_t bytes, uint8_t flags) {

@@ -9,6 +9,7 @@
 #include <tvm/ffi/optional.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,12 +25,12 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-/*! \brief Each press of Ctrl-C fails an attempt. */
+/*! \brief Each Ctrl-C can end one attempt. */
 constexpr int kMostAttempts = 5;
 
 class WorkerPipes {
  public:
-  WorkerPipes(int nowhere, const ffi::Shape& descriptors) : nowhere_(nowhere) {
+  WorkerPipes(int null_device, const ffi::Shape& descriptors) : null_device_(null_device) {
     for (size_t i = 0; i + 1 < descriptors.size(); i += 2) {
       pipes_.push_back({static_cast<int>(descriptors[i]), static_cast<int>(descriptors[i + 1])});
     }
@@ -54,15 +55,15 @@ class WorkerPipes {
 
   void Mute() {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (nowhere_ < 0) return;
+    if (null_device_ < 0) return;
     for (const Pipe& pipe : pipes_) {
       const int connection = fcntl(pipe.write, F_DUPFD_CLOEXEC, 0);
-      dup3(nowhere_, pipe.write, O_CLOEXEC);
+      dup3(null_device_, pipe.write, O_CLOEXEC);
       if (connection < 0) continue;     // out of descriptors; it was closed
       shutdown(connection, SHUT_RDWR);  // also for duplicates in other processes
       close(connection);
     }
-    close(std::exchange(nowhere_, -1));
+    close(std::exchange(null_device_, -1));
   }
 
   void Close() {
@@ -72,7 +73,7 @@ class WorkerPipes {
       if (pipe.read != pipe.write) CloseKept(pipe.read);
     }
     pipes_.clear();
-    if (nowhere_ >= 0) close(std::exchange(nowhere_, -1));
+    if (null_device_ >= 0) close(std::exchange(null_device_, -1));
   }
 
  private:
@@ -80,7 +81,7 @@ class WorkerPipes {
     int read, write;
   };
   std::mutex mutex_;
-  int nowhere_;  // -1 once the pipes are muted or closed
+  int null_device_;  // -1 once the pipes are muted or closed
   std::vector<Pipe> pipes_;
 };
 
@@ -101,10 +102,16 @@ struct Pools {
   }
 };
 
+/*! \brief Return whether SIGINT has a handler, so that it does not end the program. */
+bool HandlesSigint() {
+  struct sigaction now;
+  return sigaction(SIGINT, nullptr, &now) == 0 && now.sa_handler != SIG_DFL;
+}
+
 }  // namespace
 
-void OfferPipes(std::string key, int64_t nowhere, ffi::Shape descriptors) {
-  auto pipes = std::make_shared<WorkerPipes>(static_cast<int>(nowhere), descriptors);
+void OfferPipes(std::string key, int64_t null_device, ffi::Shape descriptors) {
+  auto pipes = std::make_shared<WorkerPipes>(static_cast<int>(null_device), descriptors);
   Pools& pools = Pools::Global();
   std::lock_guard<std::mutex> lock(pools.mutex);
   pools.by_key[key] = std::move(pipes);
@@ -129,27 +136,32 @@ void MutePipes(std::string key) {
   if (const auto pipes = Pools::Global().Find(key)) pipes->Mute();
 }
 
-void ClosePipes(std::string key) {
+bool ClosePipes(std::string key) {
   Pools& pools = Pools::Global();
   std::unique_lock<std::mutex> lock(pools.mutex);
   auto closed = pools.by_key.extract(key);
   lock.unlock();
-  if (!closed.empty()) closed.mapped()->Close();
+  if (closed.empty()) return false;
+  closed.mapped()->Close();
+  return true;
 }
 
 ffi::Function RetryInDestructor(ffi::Function pool) {
   return ffi::Function::FromTyped([pool](int64_t worker) -> ffi::Any {
     if (worker != 0) return pool(worker);
     bool interrupted = false;
-    for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    for (int attempt = 1; attempt <= kMostAttempts; ++attempt) {
       try {
         pool(worker);
         break;
       } catch (const ffi::Error& error) {
         interrupted = interrupted || error.kind() == "KeyboardInterrupt";
+        if (attempt < kMostAttempts) continue;
+        std::fprintf(stderr, "tvm_ipc: a session of Disco could not end its workers: %s\n",
+                     error.what());
       }
     }
-    if (interrupted) raise(SIGINT);
+    if (interrupted && HandlesSigint()) raise(SIGINT);
     return nullptr;
   });
 }
