@@ -279,25 +279,26 @@ template <typename Terms>
 struct AttentionMatmuls {
   /*! \brief Compute the scores of `count` keys: vectors of rows for each key. */
   template <int kVectors>
-  static void Score(const Attention& a, int64_t count, const float* keys, const float* queries,
-                    float scale, float* scores) {
+  static TVM_IPC_INLINE void Score(const Attention& a, int64_t count, const float* keys,
+                                   const float* queries, float scale, float* scores) {
     const int64_t words = Terms::PackedWords(a.depth);
     AttentionMatmul<Terms, kVectors, false>(keys, words, 1, count, words, queries, scale, scores);
   }
   /*! \brief Add the values of the first `count` of `number` packed keys to the sums of `rows` rows.
    *         Weights may be overwritten. */
   template <int kVectors>
-  static void AddValues(const Attention& a, int64_t rows, int64_t count, int64_t number,
-                        const float* values, float* weights, float* sums) {
+  static TVM_IPC_INLINE void AddValues(const Attention& a, int64_t rows, int64_t count,
+                                       int64_t number, const float* values, float* weights,
+                                       float* sums) {
     (void)number;
     const int64_t steps = (count + Terms::kTerms - 1) / Terms::kTerms;
-    if (rows > kFewAttentionRows) {
+    if (rows <= kFewAttentionRows) {
+      for (int64_t r = 0; r < rows; ++r) {
+        AddValuesOfRow<Terms>(values, a.value_depth, steps, weights + r, sums + r);
+      }
+    } else {
       AttentionMatmul<Terms, kVectors, true>(values, 1, a.value_depth, a.value_depth, steps,
                                              weights, 1.0f, sums);
-      return;
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      AddValuesOfRow<Terms>(values, a.value_depth, steps, weights + r, sums + r);
     }
   }
 };
