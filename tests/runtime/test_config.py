@@ -83,7 +83,7 @@ def test_workers_load_the_compiler_only_if_asked() -> None:
     assert worker_environment(2, compiler=True)["TVM_NUM_THREADS"] == "2"
 
 
-def test_graphs_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_for_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "TVM_IPC_CUDA_GRAPHS_OF_THREADS"
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     for text, queues in {"": 0, "0": 0, "1": 8}.items():

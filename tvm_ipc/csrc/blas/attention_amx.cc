@@ -20,8 +20,7 @@ namespace {
 
 constexpr int64_t kTileRows = 16, kTileWords = 16, kLineBytes = 64;
 constexpr int64_t kTileBytes = kTileRows * kLineBytes;
-/*! \brief Elements that one instruction multiplies for each sum. */
-constexpr int64_t kTileElements = 2 * kTileWords;
+static_assert(kTileStep == 2 * kTileWords, "one instruction multiplies so many elements of a sum");
 static_assert(kLanes == kTileWords && kBlockLanes == 2 * kTileWords, "two tiles have all rows");
 
 constexpr int64_t RoundUp(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
@@ -45,11 +44,11 @@ struct TileAttention : PairAttention {
     return to;
   }
   /*! \brief Pack values into tiles whose rows are elements, and whose words are pairs of keys: all
-   *         elements of kTileElements keys, then those of the keys that follow. */
+   *         elements of kTileStep keys, then those of the keys that follow. */
   static const float* PackValues(FloatType, float* to, const char* from, int64_t stride,
                                  int64_t count, int64_t depth) {
     float* tile = to;
-    for (int64_t t = 0; t < count; t += kTileElements) {
+    for (int64_t t = 0; t < count; t += kTileStep) {
       for (int64_t i = 0; i < depth; i += kTileRows, tile += kTileBytes / 4) {
         Floats pairs[kTileWords];
         for (int64_t p = 0; p < kTileWords; ++p) {
@@ -76,8 +75,8 @@ struct TileRows {
 };
 
 /*!
- * \brief Multiply kRows tiles by kCols tiles, step by step, and add the products to `sums` (kAdd)
- * or replace them. b and the sums have lines of kBlockLanes words.
+ * \brief Multiply kRows tiles by kCols tiles, step by step. The products are added to `sums`
+ * (kAdd), or replace them. b and the sums have lines of kBlockLanes words.
  */
 template <int kRows, int kCols, bool kAdd>
 void MultiplyTiles(TileRows a, const float* b, int64_t steps, float* sums) {
@@ -120,6 +119,15 @@ void MultiplyTiles(TileRows a, const float* b, int64_t steps, float* sums) {
   __asm__ volatile("" ::: "memory");
 }
 
+template <int kCols, bool kAdd>
+void MultiplyTiles(bool two_rows, TileRows a, const float* b, int64_t steps, float* sums) {
+  if (two_rows) {
+    MultiplyTiles<2, kCols, kAdd>(a, b, steps, sums);
+  } else {
+    MultiplyTiles<1, kCols, kAdd>(a, b, steps, sums);
+  }
+}
+
 template <>
 struct AttentionMatmuls<TileAttention> {
   template <int kVectors>
@@ -129,12 +137,8 @@ struct AttentionMatmuls<TileAttention> {
     const int64_t line = words * 4;
     for (int64_t t = 0; t < count; t += 2 * kTileRows) {
       const TileRows rows{keys + t * words, line, kTileRows * line, kLineBytes};
-      float* const to = scores + t * kBlockLanes;
-      if (t + kTileRows < count) {
-        MultiplyTiles<2, kVectors, false>(rows, queries, steps, to);
-      } else {
-        MultiplyTiles<1, kVectors, false>(rows, queries, steps, to);
-      }
+      const bool two_rows = t + kTileRows < count;
+      MultiplyTiles<kVectors, false>(two_rows, rows, queries, steps, scores + t * kBlockLanes);
     }
     for (int64_t t = 0; t < count; ++t) {
       for (int v = 0; v < kVectors; ++v) {
@@ -147,48 +151,41 @@ struct AttentionMatmuls<TileAttention> {
   template <int kVectors>
   static void AddValues(const Attention& a, int64_t, int64_t count, int64_t number,
                         const float* values, float* weights, float* sums) {
-    const int64_t steps = (count + kTileElements - 1) / kTileElements;
+    const int64_t steps = (count + kTileStep - 1) / kTileStep;
     for (int64_t p = (count + 1) / 2; p < steps * kTileWords; ++p) {
       for (int v = 0; v < kVectors; ++v) {
         Format<kFloat32>::Store((char*)(weights + p * kBlockLanes + v * kLanes), Floats{});
       }
     }
     // Zero times infinity is not a number, so the values of hidden keys are replaced by zeros.
-    const bool hidden = count < number && count % kTileElements != 0;
+    const bool hidden = count < number && count % kTileStep != 0;
     for (int64_t i = 0; i < a.value_depth; i += 2 * kTileRows) {
       const char* tiles = (const char*)values + i / kTileRows * kTileBytes;
       const TileRows rows{tiles, kLineBytes, kTileBytes, a.value_depth * kLineBytes};
       float* const to = sums + i * kBlockLanes;
-      const bool both = i + kTileRows < a.value_depth;
+      const bool two_rows = i + kTileRows < a.value_depth;
       const int64_t whole = hidden ? steps - 1 : steps;
-      Add<kVectors>(both, rows, weights, whole, to);
+      MultiplyTiles<kVectors, true>(two_rows, rows, weights, whole, to);
       if (!hidden) continue;
       alignas(64) char seen[2 * kTileBytes];
-      const auto mask = static_cast<__mmask32>((uint64_t{1} << (count % kTileElements)) - 1);
+      const auto mask = static_cast<__mmask32>((uint64_t{1} << (count % kTileStep)) - 1);
       const char* from = tiles + whole * rows.next_step;
-      for (int64_t at = 0; at < (both ? 2 : 1) * kTileBytes; at += kLineBytes) {
+      for (int64_t at = 0; at < (two_rows ? 2 : 1) * kTileBytes; at += kLineBytes) {
         _mm512_store_si512(seen + at, _mm512_maskz_loadu_epi16(mask, from + at));
       }
       const float* const of_last = weights + whole * kTileWords * kBlockLanes;
-      Add<kVectors>(both, {seen, kLineBytes, kTileBytes, 0}, of_last, 1, to);
-    }
-  }
-
- private:
-  template <int kVectors>
-  static void Add(bool both, const TileRows& values, const float* weights, int64_t steps,
-                  float* sums) {
-    if (both) {
-      MultiplyTiles<2, kVectors, true>(values, weights, steps, sums);
-    } else {
-      MultiplyTiles<1, kVectors, true>(values, weights, steps, sums);
+      const TileRows last{seen, kLineBytes, kTileBytes, 0};
+      MultiplyTiles<kVectors, true>(two_rows, last, of_last, 1, to);
     }
   }
 };
 
-/*! \brief Return whether attention is computed in tiles. Other calls use vectors: single queries
- * are limited by memory, reproducible attention has one order of sums, and the operands of other
- * depths do not fit into scratch memory or tiles. */
+/*!
+ * \brief Return whether attention is computed in tiles.
+ *
+ * Other calls use vectors: single queries are limited by memory, reproducible attention has one
+ * order of sums, and operands of other depths do not fit into scratch memory or tiles.
+ */
 bool FitsTiles(const Attention& a) {
   return a.queries > 1 && !a.reproducible && a.depth >= kTileWords &&
          a.value_depth % kTileRows == 0;

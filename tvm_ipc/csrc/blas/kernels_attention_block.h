@@ -290,7 +290,6 @@ struct AttentionMatmuls {
   static TVM_IPC_INLINE void AddValues(const Attention& a, int64_t rows, int64_t count,
                                        int64_t number, const float* values, float* weights,
                                        float* sums) {
-    (void)number;
     const int64_t steps = (count + Terms::kTerms - 1) / Terms::kTerms;
     if (rows <= kFewAttentionRows) {
       for (int64_t r = 0; r < rows; ++r) {

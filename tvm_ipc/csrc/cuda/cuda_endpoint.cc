@@ -78,11 +78,10 @@ CudaEndpoint::CudaEndpoint(Rank& rank)
   const std::vector<Identity> all = IdentitiesOf(rank, IdentityOf(*device_));
   const Identity& me = all[static_cast<size_t>(rank.id())];
   int ranks_on_device = 0;
-  int ranks_here = 0;
   for (const Identity& theirs : all) {
     if (!me.Shares(theirs)) continue;
     ++ranks_on_device;
-    if (me.pid == theirs.pid) ++ranks_here;
+    if (me.pid == theirs.pid) ++ranks_here_;
   }
   for (size_t i = 0; i < all.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
@@ -90,7 +89,6 @@ CudaEndpoint::CudaEndpoint(Rank& rank)
       apart_ = apart_ && !all[i].Shares(all[j]);
     }
   }
-  ranks_here_ = ranks_here;
   limits_ = kernels_->LimitsFor(ranks_on_device);
   const size_t asked = rank.control().arena_bytes;
   const size_t arena = asked != 0 ? asked : DefaultArenaOn(*device_, ranks_on_device);
@@ -104,7 +102,7 @@ CudaEndpoint::CudaEndpoint(Rank& rank)
   control_page_ = Pinned::Register(device_, page, kPageOfHost);
   abort_ = Pointer<const uint32_t>(Pinned::On(*device_, page) + static_cast<size_t>(word - page));
   regions_ = Regions::Make(rank, device_, kernels_, arena, &limits_);
-  if (ranks_here > 1) {
+  if (ranks_here_ > 1) {
     // The ranks would share the default stream. There, the kernel of one rank would be queued ahead
     // of the kernel of another, for which it waits.
     program_stream_ = std::make_unique<OwnStream>(device_);

@@ -197,7 +197,7 @@ class CudaEndpoint final : public Endpoint {
   /*! \brief Whether each rank has a device of its own, whose links no other rank uses. */
   bool apart_ = true;
   /*! \brief The ranks of this process on this device, and the streams that each of them has. */
-  int ranks_here_ = 1;
+  int ranks_here_ = 0;
   static constexpr int kStreamsOfRank = 4;
   /*! \brief The stream for copies of exposed buffers, concurrent with the program. */
   std::unique_ptr<OwnStream> copy_stream_;

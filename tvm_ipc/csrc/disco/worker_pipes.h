@@ -36,16 +36,16 @@ tvm::ffi::Function CreateProcessPool(int64_t num_workers, int64_t num_groups, st
 /*! \brief Return whether the other end of a pipe is closed, unless MutePipes has been called. The
  *         system reports this as soon as a write fails, and before the exit code of a process. */
 bool PipesHungUp(std::string key);
-/*! \brief Disconnect, and redirect later writes to the null device, because writing to a dead
- * worker would fail. */
+/*! \brief Disconnect, and redirect later writes to the null device: those to a dead worker fail. */
 void MutePipes(std::string key);
 /*! \brief Close the pipes; return whether they were open. */
 bool ClosePipes(std::string key);
 
 /*!
- * \brief Return a function that Disco can call in a destructor in place of the Python function
- *        `pool`. If that raises an error when it ends the workers, it is called again, and must go
- * on where it was. After a KeyboardInterrupt, SIGINT is raised again.
+ * \brief Return a function that Disco can call in a destructor in place of `pool`, in Python.
+ *
+ * If `pool` raises an error when it ends the workers, it is called again, and must go on where it
+ * was. After a KeyboardInterrupt, SIGINT is raised again.
  */
 tvm::ffi::Function RetryInDestructor(tvm::ffi::Function pool);
 
