@@ -3,7 +3,7 @@
  * \file test_frames.cc
  * \brief Frames from anybody: cut anywhere, spoilt anywhere, longer than they may be, or nonsense.
  *
- * `test_frames <seconds> [<seed>]` looks for as long as it is told.
+ * `test_frames <seconds> [<seed>]` looks for as long as it is told, at twenty streams at least.
  */
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -315,7 +315,7 @@ int main(int argc, char** argv) {
   Random random(seed);
   size_t rounds = 0;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  for (; Clock::now() < end; ++rounds) {
+  for (; rounds < 20 || Clock::now() < end; ++rounds) {
     TestSpoilt(random);
     if (rounds % 10 == 0) TestCuts(random);
   }
