@@ -211,27 +211,31 @@ def test_search_works_in_pages_opened_from_a_folder(site: Path, tmp_path: Path) 
     assert "communication.html?h=allreduce" in page
 
 
-#: Opens each page in a frame of a width, and lists what does not fit into it.
+#: Opens each page in a frame, and lists what does not fit into it at each width.
 LOOK = """<!doctype html><meta charset="utf-8"><body><script>
 const seen = {};
 (async () => {
-  for (const width of [1280, 390]) for (const page of PAGES) {
+  for (const page of PAGES) {
     const frame = document.createElement("iframe");
-    frame.style = `width: ${width}px; height: 900px; border: 0`;
     document.body.append(frame);
-    await new Promise((loaded) => { frame.onload = loaded; frame.src = "/" + page; });
-    const inside = frame.contentDocument, bad = [];
-    await new Promise((done) => setTimeout(done, 50));
-    if (inside.documentElement.scrollWidth > width) bad.push("the page");
-    if (width > 1000) for (const e of inside.querySelectorAll(".md-content pre > code")) {
-      if (e.checkVisibility() && e.scrollWidth > e.clientWidth + 1) bad.push(e.textContent);
+    for (const width of [1280, 390]) {
+      frame.style = `width: ${width}px; height: 900px; border: 0`;
+      if (!frame.src) {
+        await new Promise((loaded) => { frame.onload = loaded; frame.src = "/" + page; });
+      }
+      await new Promise((done) => setTimeout(done, 50));
+      const inside = frame.contentDocument, bad = [];
+      if (inside.documentElement.scrollWidth > width) bad.push("the page");
+      if (width > 1000) for (const e of inside.querySelectorAll(".md-content pre > code")) {
+        if (e.checkVisibility() && e.scrollWidth > e.clientWidth + 1) bad.push(e.textContent);
+      }
+      // Tables and code scroll on their own where a screen is narrow.
+      for (const e of inside.querySelectorAll(".md-content *")) {
+        if (!e.closest("pre, .md-typeset__scrollwrap, svg, .md-clipboard") && e.checkVisibility()
+            && e.getBoundingClientRect().right > width + 1) bad.push(e.outerHTML.slice(0, 200));
+      }
+      if (bad.length) seen[`${width} ${page}`] = bad;
     }
-    // Tables and code scroll on their own where a screen is narrow.
-    for (const e of inside.querySelectorAll(".md-content *")) {
-      if (!e.closest("pre, .md-typeset__scrollwrap, svg, .md-clipboard") && e.checkVisibility()
-          && e.getBoundingClientRect().right > width + 1) bad.push(e.outerHTML.slice(0, 200));
-    }
-    if (bad.length) seen[`${width} ${page}`] = bad;
     frame.remove();
   }
   fetch("/seen", { method: "POST", body: JSON.stringify(seen) });

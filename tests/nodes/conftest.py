@@ -6,11 +6,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.nodes.node_processes import MARK, SECONDS, marked
+from tests.shared_memory_files import shared_memory_files, wait_until_gone
 from tvm_ipc.errors import IPCError
 from tvm_ipc.nodes.find_mpi_installation import Mpi, find_mpi
 
@@ -23,22 +23,19 @@ def mpi() -> Mpi:
         pytest.skip(str(error))
 
 
-def left_in_memory() -> set[Path]:
-    """Our files in shared memory, and Open MPI's. MPICH's stay where an agent was killed."""
-    return {p for name in ("tvm_ipc", "sm_segment") for p in Path("/dev/shm").glob(f"{name}*")}
+#: Our files in shared memory, and Open MPI's. MPICH's stay where an agent was killed.
+PREFIXES = ("tvm_ipc", "sm_segment")
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[int, str]]]:
     """Return the processes that the test has started; in the end there must be none."""
     mark = uuid.uuid4().hex
-    before = left_in_memory()
+    before = shared_memory_files(PREFIXES)
     monkeypatch.setenv(MARK, mark)
     yield lambda: marked(mark)
     end = time.monotonic() + SECONDS
     while left := marked(mark):
         assert time.monotonic() < end, f"left behind: {left}"
         time.sleep(0.05)
-    while files := left_in_memory() - before:  # those of other programs go too
-        assert time.monotonic() < end, f"left behind: {files}"
-        time.sleep(0.05)
+    wait_until_gone(shared_memory_files(PREFIXES) - before)

@@ -15,6 +15,7 @@ import pytest
 
 from tests import cuda_double
 from tests.child_python import output_of_code
+from tests.shared_memory_files import FOLDER, shared_memory_files, wait_until_gone
 from tvm_ipc.packed_functions import LIBRARIES
 
 PREAMBLE = """
@@ -151,11 +152,11 @@ def test_a_worker_that_dies() -> None:
 
 def test_killed_workers_leave_no_files() -> None:
     """Ours have none to leave, and the double of NCCL removes those of the dead."""
-    folder = Path("/dev/shm")
-    before = set(folder.iterdir())
+    prefixes = ("tvm_ipc", "nccl_double")
+    before = shared_memory_files(prefixes)
     dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
-    left = folder / f"nccl_double.{dead.stdout.strip()}.0123"
-    left.touch()
+    of_the_dead = FOLDER / f"nccl_double.{dead.stdout.strip()}.0123"
+    of_the_dead.touch()
     for backend in ("nccl", "cuda"):
         run(f"""
 session = session_of(3, backend={backend!r})
@@ -166,7 +167,8 @@ for pid in session.pids[1:]:
 print(error_of(session.sync))
 session.close()
 """)
-    assert set(folder.iterdir()) <= before
+    assert not of_the_dead.exists()
+    wait_until_gone(shared_memory_files(prefixes) - before)
 
 
 def test_a_call_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
