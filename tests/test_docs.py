@@ -58,6 +58,19 @@ TESTS = ROOT / "tests" / "README.md"
 NAMED = re.findall(r"`(tests/[\w/]+\.(?:py|cc))::(\w+)`", TESTS.read_text())
 
 
+def test_native_tests_that_contributors_are_told_of_are_there() -> None:
+    text = CONTRIBUTING.read_text()
+    named = {
+        name
+        for sentence in re.findall(r"native tests? (`[^;.|]*)", text)
+        for name in re.findall(r"`(\w+)`", sentence)
+    }
+    named |= set(re.findall(r"`test_(\w+) \d+ SEED`", text))
+    named |= set(re.findall(r"--target test_(\w+)", text))
+    there = {path.stem.removeprefix("test_") for path in ROOT.glob("tests/native/test_*.cc")}
+    assert {"internode_ring", "cuda_endpoint", "collectives_stress"} <= named <= there
+
+
 def test_tests_that_the_readme_of_tests_names_are_there() -> None:
     assert len(NAMED) > 30
     assert re.findall(r"`(tests/[^`]*)::([^`]*)`", TESTS.read_text()) == NAMED, "another form"

@@ -24,7 +24,7 @@ _SIMPLIFICATIONS: Final = 8
 def constant(expr: Any) -> int | None:
     """Return the value of an integer, None if it is not a constant."""
     if isinstance(expr, tirx.IntImm):
-        return int(expr.value) if is_integer(expr) else None
+        return int(expr.value) if _is_integer_type(expr.ty) else None
     if isinstance(expr, (int, np.integer)) and not isinstance(expr, bool):
         return int(expr)
     return None
@@ -33,7 +33,11 @@ def constant(expr: Any) -> int | None:
 def is_integer(expr: Any) -> bool:
     """Return whether an expression is an integer, constant or symbolic."""
     is_number = isinstance(expr, tvm.ir.Expr) and bool(tvm.ir.is_prim_expr(expr))
-    return is_number and str(expr.ty).startswith(("int", "uint"))
+    return is_number and _is_integer_type(expr.ty)
+
+
+def _is_integer_type(ty: tvm.ir.PrimType) -> bool:
+    return str(ty).startswith(("int", "uint"))
 
 
 def format_extent(extent: Any) -> str:

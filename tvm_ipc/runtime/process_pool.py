@@ -8,6 +8,7 @@ import fcntl
 import itertools
 import os
 import subprocess
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -150,10 +151,11 @@ class ProcessPool(PoolWithPipes):
         return self._smallest_pipe // 2
 
     def ended(self, wait: Iterable[int] = ()) -> dict[int, int]:
-        """Return the exit codes of the workers that have ended; wait for some ranks, briefly."""
+        """Return the exit codes of the workers that have ended; wait a second for some ranks."""
+        end = time.monotonic() + 1.0
         for rank in wait:
             with contextlib.suppress(KeyError, subprocess.TimeoutExpired):
-                self.processes[rank].wait(1.0)
+                self.processes[rank].wait(max(0.0, end - time.monotonic()))
         codes = {rank: process.poll() for rank, process in self.processes.items()}
         return {rank: code for rank, code in codes.items() if code is not None}
 

@@ -113,7 +113,7 @@ class Axes:
 
     def of(self, node: Node) -> Node:
         """Return the representative of all nodes that are the same axis."""
-        while (parent := self._parent.get(node, node)) != node:
+        while (parent := self._parent.get(node)) is not None:
             self._parent[node] = self._parent.get(parent, parent)
             node = parent
         return node
@@ -184,6 +184,7 @@ class Axes:
             (results, rule.results, op.result_dims),
         ):
             for k, (tensor, axes) in enumerate(zip(tensors, labels, strict=True)):
+                tensor_extents = dims(k)
                 for axis, label in enumerate(axes):
                     if label is None or label in rule.related:
                         continue
@@ -191,8 +192,11 @@ class Axes:
                         self._needed.append((*tensor, axis))
                     if label in rule.contiguous:
                         self._contiguous.append((*tensor, axis))
-                    node, extent = (*tensor, axis), dims(k)[axis]
-                    first_node, first_extent = by_label.setdefault(label, (node, extent))
+                    node, extent = (*tensor, axis), tensor_extents[axis]
+                    if label not in by_label:
+                        by_label[label] = node, extent
+                        continue
+                    first_node, first_extent = by_label[label]
                     if same(first_extent, extent):
                         self._unite(first_node, node)
         self._derive(op, operands, results)

@@ -53,20 +53,25 @@ class _Trace:
                 continue
             results = [tensor for tensor, _ in tensors_of(binding.var)]
             if isinstance(value, relax.Call):
-                operation = operation_of(value, binding.var.ty)
+                tensors = [tensor for x in value.args for tensor, _ in tensors_of(x)]
+                traced = {k: self._origins[x] for k, x in enumerate(tensors) if x in self._origins}
+                operation = operation_of(value, binding.var.ty) if traced else None
                 if operation is not None:
-                    self._call(operation, binding.var, results)
+                    self._call(operation, binding.var, tensors, traced, results)
             elif isinstance(value, (relax.Var, relax.Tuple, relax.TupleGetItem)):
                 for result, (tensor, _) in zip(results, tensors_of(value), strict=True):
                     if tensor in self._origins:
                         self._origins[result] = self._origins[tensor]
 
-    def _call(self, op: Operation, var: relax.Var, results: Sequence[Tensor]) -> None:
+    def _call(
+        self,
+        op: Operation,
+        var: relax.Var,
+        tensors: Sequence[Tensor],
+        traced: dict[int, dict[relax.Var, _Origins]],
+        results: Sequence[Tensor],
+    ) -> None:
         """Record the feature axes in a call, or trace the axes on to its results."""
-        tensors = [tensor for x in op.call.args for tensor, _ in tensors_of(x)]
-        traced = {k: self._origins[x] for k, x in enumerate(tensors) if x in self._origins}
-        if not traced:
-            return
         if op.operator in RESHAPES or op.operator == "comm.place":
             groups = [([axis], [axis]) for axis in range(op.ndim())]
             if op.operator in RESHAPES:

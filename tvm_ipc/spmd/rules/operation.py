@@ -31,26 +31,26 @@ class Operation:
     ----------
     name : the name of the operator as TVMScript has it after `R.`, or of the called function.
     call : the call itself.
+    callee : the function that is called, or None if it is an operator.
     operands : the types of the tensors among the arguments, including those in tuples.
     results : the types of the tensors that it returns.
     """
 
     name: str
     call: relax.Call
+    callee: relax.Expr | None
     operands: tuple[relax.TensorType, ...]
     results: tuple[relax.TensorType, ...]
 
     @property
     def declared_as(self) -> str:
         """Return the name under which users declare a rule."""
-        if callee_of(self.call) is None:
-            return str(self.call.op.name)
-        return self.name
+        return str(self.call.op.name) if self.callee is None else self.name
 
     @property
     def operator(self) -> str:
         """Return the name of the operator, or "" for a call of a function of any name."""
-        return self.name if callee_of(self.call) is None else ""
+        return self.name if self.callee is None else ""
 
     @property
     def attrs(self) -> Any:
@@ -121,7 +121,7 @@ def operation_of(call: relax.Call, result: relax.Type) -> Operation | None:
     results = tuple(tensor_types(result))
     if not results or any(_has_unknown_extents(ty) for ty in (*operands, *results)):
         return None
-    return Operation(name, call, operands, results)
+    return Operation(name, call, callee, operands, results)
 
 
 def _has_unknown_extents(ty: relax.TensorType) -> bool:

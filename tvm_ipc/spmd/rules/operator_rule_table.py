@@ -30,7 +30,7 @@ from tvm_ipc.spmd.rules import (
     reshape,
 )
 from tvm_ipc.spmd.rules.axis_label_rule import Refusal, Rule
-from tvm_ipc.spmd.rules.operation import OPERATORS, Operation, callee_of, short_name
+from tvm_ipc.spmd.rules.operation import OPERATORS, Operation, short_name
 from tvm_ipc.spmd.rules.primfunc import primfunc_rule
 from tvm_ipc.spmd.rules.user_rules_in_einsum_notation import EinsumRule
 
@@ -146,7 +146,7 @@ def rule_for(op: Operation | None) -> Rule | None:
 
 def rule_of(op: Operation) -> Rule | None:
     """Return the rule of a call, or None if it has none; raise `Refusal` with the reason."""
-    make = RULES.get(op.name) if callee_of(op.call) is None else None
+    make = RULES.get(op.operator)
     make = make or _DECLARED.get(op.declared_as)
     if make is not None:
         return make(op)
@@ -168,8 +168,8 @@ def called_primfunc(op: Operation) -> tirx.PrimFunc | None:
 
     It is looked up in the module of `use_primfuncs`.
     """
-    mod, callee = _MODULE.get(), callee_of(op.call)
-    if mod is None or short_name(op.call) != "call_tir" or not isinstance(callee, tvm.ir.GlobalVar):
+    mod, callee = _MODULE.get(), op.callee
+    if mod is None or not isinstance(callee, tvm.ir.GlobalVar) or short_name(op.call) != "call_tir":
         return None
     name = str(callee.name_hint)
     names = [str(variable.name_hint) for variable in mod.get_global_vars()]
