@@ -390,10 +390,12 @@ def main(arguments: Sequence[str]) -> int:
                 MEASURE[part](setup)
                 write_json(setup)
             measure_read_limits(setup)
-        except KeyboardInterrupt:
-            print("interrupted; these are the results so far", file=sys.stderr, flush=True)
+        except (KeyboardInterrupt, SystemExit) as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            why = "interrupted" if interrupted else error
+            print(f"{why}; these are the results so far", file=sys.stderr, flush=True)
             finish(setup)
-            return 130
+            return 130 if interrupted else 1
     return finish(setup)
 
 

@@ -91,7 +91,13 @@ def read_limit(cores: int, mebibytes: int = 128) -> float:
     """Bytes that so many cores at once read in a second, each its own MiB."""
     program = compiled("read_limit.c", "cc", "read_limit")
     command = [str(program), str(cores), str(mebibytes), "7"]
-    return float(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+    try:
+        return float(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+    except subprocess.TimeoutExpired:
+        sys.exit(
+            f"read_limit: {cores} processes did not read {mebibytes} MiB each, seven times in each "
+            "way, in a minute; end other programs that use the processor or the memory"
+        )
 
 
 class Ranks:

@@ -383,6 +383,27 @@ def test_an_interrupted_run_prints_its_results(
     assert json.loads((tmp_path / "times").read_text())["times"][0]["threads"] == 2
 
 
+def test_a_read_limit_that_takes_long_loses_no_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(setup: engines.Setup) -> None:
+        setup.results.add(OURS, 0, 1.0, 1.0)
+        monkeypatch.setattr(engines, "read_limit", peers.read_limit)
+
+    def too_slow(command: list[str], **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, 60)
+
+    monkeypatch.setitem(engines.MEASURE, "speed", measure)
+    monkeypatch.setattr(engines, "read_limit", lambda *_: 1e9)
+    monkeypatch.setattr(peers, "compiled", lambda *_: tmp_path / "read_limit")
+    monkeypatch.setattr(peers.subprocess, "run", too_slow)
+    monkeypatch.setattr(engine_processes, "find_python", lambda *_: sys.executable)
+    assert engines.main(["--parts", "speed", "--folder", str(tmp_path), "--threads", "1"]) == 1
+    said = capsys.readouterr()
+    assert "end other programs that use the processor or the memory; these are the" in said.err
+    assert "tvm_ipc, 1 worker" in said.out
+
+
 def test_without_an_interpreter_that_makes_the_model_the_command_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
