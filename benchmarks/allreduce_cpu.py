@@ -211,6 +211,7 @@ def run(plan: Plan, methods: list[Method], results: Results) -> None:
 def peer_methods(options: argparse.Namespace, ranks: int, python: str | None) -> list[Method]:
     """The peers and the limits; mpi4py only where every rank has a core."""
     methods: list[Method] = []
+    start: Callable[[], Contestant | None]
     # Spinning ranks without a core each may take for ever, at every size.
     chances = 4 if ranks <= peers.cores() else 2
     callers = ["single", "multiple"]

@@ -285,7 +285,8 @@ def show(results: Results, plan: Plan) -> None:
             times = [t for what in columns for t in [found[what]]]
             cells = "".join(f"{t * 1e6:12.1f}" if t else f"{'-':>12}" for t in times)
             others = [t for what, t in found.items() if t and what not in STRATEGIES]
-            ratio = f"{found['auto'] / min(others):13.2f}" if others and found.get("auto") else ""
+            auto = found.get("auto")
+            ratio = f"{auto / min(others):13.2f}" if others and auto else ""
             print(f"{size:10}{cells}{ratio}")
         limits(ranks, results, plan)
 

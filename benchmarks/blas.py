@@ -278,7 +278,7 @@ def data(
     m, k, n = shape
     random = np.random.default_rng(0)
     native = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
-    wanted = [(m, k), (n, k) if kind == "linear" else (k, n)]
+    wanted: list[tuple[int, ...]] = [(m, k), (n, k) if kind == "linear" else (k, n)]
     wanted += [(n,)] if kind == "linear" else []
     arrays = [random.standard_normal(s, "float32").astype(native) for s in wanted]
     arguments = [tvm.runtime.tensor(array) for array in arrays]

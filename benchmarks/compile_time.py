@@ -29,6 +29,7 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from math import log
 from pathlib import Path
 from statistics import median
@@ -95,8 +96,8 @@ def measure(layers: int, rounds: int) -> Times:
         median(one / other for one, other in zip(mine, theirs, strict=True)) - 1
         for mine in (whole, plain)
     )
-    seconds = median(theirs), median(whole), median(plain)
-    return Times(layers, *seconds, more, more_plain, medians(passes))
+    median_seconds = median(theirs), median(whole), median(plain)
+    return Times(layers, *median_seconds, more, more_plain, medians(passes))
 
 
 def grow(shape: Shape, rounds: int) -> Growth:
@@ -105,9 +106,9 @@ def grow(shape: Shape, rounds: int) -> Growth:
     found: list[tuple[float, ...]] = []
     steps = log(many / few)
     for _ in range(rounds):
-        theirs = [upstream(lambda size=size: shape.build(size)) for size in shape.sizes]
+        theirs = [upstream(partial(shape.build, size)) for size in shape.sizes]
         (_, first), (whole, last) = (
-            pipeline(lambda size=size: shape.build(size), blas=False) for size in shape.sizes
+            pipeline(partial(shape.build, size), blas=False) for size in shape.sizes
         )
         mine = ours(last)
         power, upstream_power = log(mine / ours(first)) / steps, log(theirs[1] / theirs[0]) / steps

@@ -60,7 +60,7 @@ def _small(find: Find, ranks: str) -> Verdict:
     seconds = {"oneshot": find(ranks, "oneshot", SMALL), "meeting": find(ranks, "meeting", 0)}
     return _compare(
         goal, ranks, wanted, seconds, "times a meeting",
-        lambda: seconds["oneshot"] / seconds["meeting"], most=MOST_MEETINGS,
+        lambda times: times["oneshot"] / times["meeting"], most=MOST_MEETINGS,
     )  # fmt: skip
 
 
@@ -73,10 +73,10 @@ def _large(find: Find, ranks: str, devices: int) -> Verdict:
     seconds = {"twoshot": find(ranks, "twoshot", LARGE), "copies": find(ranks, "copies", LARGE)}
     n = int(ranks.split()[0])
 
-    def share() -> float:
+    def share(times: dict[str, float]) -> float:
         # Copies read and write what each of n ranks has. Of the all-reduce all inputs are read,
         # slices written and read by all, and results written.
-        return (3 * n + 1) * LARGE / seconds["twoshot"] / (2 * n * LARGE / seconds["copies"])
+        return (3 * n + 1) * LARGE / times["twoshot"] / (2 * n * LARGE / times["copies"])
 
     return _compare(goal, ranks, wanted, seconds, "of it", share, least=LEAST_SHARE)
 
@@ -88,7 +88,7 @@ def _norm(find: Find, ranks: str, rows: int) -> Verdict:
     seconds = {what: find(ranks, what, size) for what in ("fused norm", "norm apart")}
     return _compare(
         goal, ranks, wanted, seconds, "times as fast",
-        lambda: seconds["norm apart"] / seconds["fused norm"], least=LEAST_GAIN,
+        lambda times: times["norm apart"] / times["fused norm"], least=LEAST_GAIN,
     )  # fmt: skip
 
 
@@ -98,15 +98,17 @@ def _compare(
     wanted: str,
     seconds: dict[str, float | None],
     unit: str,
-    ratio: Callable[[], float],
+    ratio: Callable[[dict[str, float]], float],
     *,
     most: float = math.inf,
     least: float = -math.inf,
 ) -> Verdict:
+    times: dict[str, float] = {}
     for what, one in seconds.items():
         if one is None or not (math.isfinite(one) and one > 0):
             said = "there is no time" if one is None else f"a time is {one}"
             return Verdict(goal, ranks, NOT_MEASURED, wanted, None, f"{said} of {what}")
-    found = ratio()
+        times[what] = one
+    found = ratio(times)
     verdict = MET if least <= found <= most else MISSED
     return Verdict(goal, ranks, verdict, wanted, found, f"{found:.2f} {unit}")

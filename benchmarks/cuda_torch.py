@@ -72,7 +72,8 @@ class Torch:
 
     def _answers(self, limit: float) -> list[Any]:
         """A line of each rank; if one does not come all of them end."""
-        end, found = time.monotonic() + limit, {}
+        end = time.monotonic() + limit
+        found: dict[int, list[Any]] = {}
         with selectors.DefaultSelector() as waiting:
             for rank, process in enumerate(self._ranks):
                 assert process.stdout is not None

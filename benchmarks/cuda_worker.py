@@ -22,7 +22,9 @@ EPSILON = 1e-5
 
 
 def register(function: Callable[..., Any]) -> Callable[..., Any]:
-    return register_global_func(f"benchmarks.{function.__name__}", function, override=True)
+    name = f"benchmarks.{function.__name__}"
+    registered: Callable[..., Any] = register_global_func(name, function, override=True)
+    return registered
 
 
 def here() -> Any:

@@ -74,7 +74,7 @@ class Results:
     disturbed: tuple[int, int] = (0, 0)  #: turns while other programs ran, of all turns
 
     def ratio(self, phase: str, slow: str, fast: str) -> float:
-        times = getattr(self, phase)
+        times: dict[str, list[float]] = getattr(self, phase)
         return median(a / b for a, b in zip(times[slow], times[fast], strict=True))
 
 

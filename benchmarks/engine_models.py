@@ -66,8 +66,8 @@ def conversion(engine: str, python: str, source: Path, target: Path, dtype: str)
         builder = ["-m", "onnxruntime_genai.models.builder", "-e", "cpu", "-p", precision]
         return [python, *builder, "-m", str(source), "-o", str(target)]
     if engine == "ctranslate2":
-        program = "from ctranslate2.converters.transformers import main; main()"
-        return [python, "-c", program, "--model", str(source), "--output_dir", str(target)]
+        script = "from ctranslate2.converters.transformers import main; main()"
+        return [python, "-c", script, "--model", str(source), "--output_dir", str(target)]
     if engine == "llama.cpp":
         return [python, str(Path(__file__).resolve()), "gguf", str(source), str(target)]
     return []

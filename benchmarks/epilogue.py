@@ -69,8 +69,8 @@ def measure(session: Any, case: tuple[int, int, str, str], workers: int, rounds:
     module = chain(rows, hidden, dtype, NORMS[norm])
     target = tvm_ipc.cpu_target()
     programs = []
-    for fused in (True, False):
-        pipeline = tvm_ipc.get_pipeline(target, workers, fuse_epilogue=fused)
+    for fuse_epilogue in (True, False):
+        pipeline = tvm_ipc.get_pipeline(target, workers, fuse_epilogue=fuse_epilogue)
         program = tvm.compile(module, target, relax_pipeline=pipeline)
         programs.append(session.load_vm_module(program)["main"])
     random = np.random.default_rng(0)

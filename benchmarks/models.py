@@ -105,7 +105,7 @@ class Results:
         return self.read / median(self.decode[name])
 
     def ratio(self, phase: str, slow: str, fast: str) -> float:
-        times = getattr(self, phase)
+        times: dict[str, list[float]] = getattr(self, phase)
         return median(a / b for a, b in zip(times[slow], times[fast], strict=True))
 
 
@@ -132,7 +132,7 @@ def contestants(dtype: str) -> Iterator[tuple[dict[str, Generate], int, str]]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         model.save_pretrained(folder)
-        seats = {RIVAL: partial(greedy_decode, torch, model)}
+        seats: dict[str, Generate] = {RIVAL: partial(greedy_decode, torch, model)}
         for name, workers in ((ONE, 1), (TWO, 2)):
             session = stack.enter_context(tvm_ipc.Session(workers))
             session.get_global_func("tvm_ipc.worker.set_threads")(1)

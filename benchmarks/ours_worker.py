@@ -49,7 +49,7 @@ def _call(collective: str, rank: int, strategy: int) -> Callable[[Any, Any], Non
     return lambda send, recv: allreduce(send, strategy, recv)
 
 
-@tvm_ffi.register_global_func("tvm_ipc.bench.prepare")
+@tvm_ffi.register_global_func("tvm_ipc.bench.prepare")  # type: ignore[untyped-decorator]
 def prepare(
     dtype: str,
     count: int,
@@ -81,14 +81,14 @@ def prepare(
     return _answer(float(right))
 
 
-@tvm_ffi.register_global_func("tvm_ipc.bench.run")
+@tvm_ffi.register_global_func("tvm_ipc.bench.run")  # type: ignore[untyped-decorator]
 def run(program: Any, name: str, times: int) -> Any:
     """Seconds that `times` calls of one function of the program take."""
     arguments = _cases[_get("runtime.disco.worker_rank")()]["arguments"]
     return _timed(times, program[name], *arguments)
 
 
-@tvm_ffi.register_global_func("tvm_ipc.bench.run_packed")
+@tvm_ffi.register_global_func("tvm_ipc.bench.run_packed")  # type: ignore[untyped-decorator]
 def run_packed(times: int) -> Any:
     """Seconds that `times` calls of the packed function take, from Python."""
     case = _cases[_get("runtime.disco.worker_rank")()]

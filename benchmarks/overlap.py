@@ -68,7 +68,7 @@ def with_link(base: Calibration, bandwidth: float, latency: float) -> Calibratio
 def efficiency(base: Calibration, rounds: int) -> list[dict[str, Any]]:
     print("\nEfficiency: communication hidden, chosen by the cost model")
     print(f"{'':44}{'matmul':>9}{'without':>9}{'chosen':>9}{'':>10}{'hidden':>8}")
-    found = []
+    found: list[dict[str, Any]] = []
     for rows, inner, columns, blas in EFFICIENCY:
         if blas and base.blas_matmul is None:
             continue

@@ -32,7 +32,7 @@ ALLOC_STORAGE = "runtime.disco.cuda_ipc.alloc_storage"
 NULL = "vm.builtin.null_value"
 
 
-@T.prim_func
+@T.prim_func  # type: ignore[untyped-decorator]
 def store(raw_handle: T.handle, value: T.float32) -> None:
     T.func_attr({"global_symbol": "store", "tirx.noalias": True})
     n = T.int64()

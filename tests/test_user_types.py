@@ -42,6 +42,8 @@ with tvm_ipc.Session(2, num_groups=1, timeout=60, arena_limit="512M") as session
     except WorkerError as error:
         kinds: list[str] = [one.kind for one in error.errors]
 pipeline = tvm_ipc.get_pipeline("llvm", 2, blas=None, dump="folder")
+mod = tvm_ipc.spmd.LowerPlacements(streams=None)(tvm.IRModule())
+mod = tvm.transform.Sequential([tvm_ipc.transform.LowerExternCalls()])(mod)
 
 with tvm_ipc.Session("2") as wrong:  # wrong
     wrong.allreduce(np.ones(4), x)  # wrong
@@ -55,6 +57,8 @@ with tvm_ipc.Session("2") as wrong:  # wrong
     wrong.get_global_func(None)  # wrong
 tvm_ipc.Session(2, timeout="x")  # wrong
 tvm_ipc.get_pipeline("llvm", "2")  # wrong
+tvm_ipc.transform.LowerExternCalls(place_argument=True)  # wrong
+tvm_ipc.spmd.LowerPlacements()()  # wrong
 tvm_ipc.get_pipeline("llvm", 2, dump=3)  # wrong
 tvm_ipc.Sesion(2)  # wrong
 """

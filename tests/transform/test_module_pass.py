@@ -7,13 +7,13 @@ import pytest
 import tvm
 
 from tvm_ipc import arguments
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 
 PASSED: list[tuple[int, int | None]] = []
 
 
 @module_pass
-class Example:
+class Example(ModulePass):
     """An example."""
 
     least: int = option(arguments.integer, "a number, 0 or more")

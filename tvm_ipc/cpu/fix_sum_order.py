@@ -24,7 +24,7 @@ from tvm_ipc.cpu.operators_with_fixed_order import FLOATS, RESHAPES, obstacle, w
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions import KINDS, MAX_WORKERS
 from tvm_ipc.transform.convert_from_and_to_ccl import from_ccl
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.tvm_moved_names import GenericConst
 
@@ -39,7 +39,7 @@ _SHOWN: Final = 8
 
 
 @module_pass
-class FixSumOrder:
+class FixSumOrder(ModulePass):
     """Add up every sum in an order that depends on the number of its terms only.
 
     Before:

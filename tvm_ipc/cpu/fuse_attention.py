@@ -21,12 +21,12 @@ from tvm_ipc.packed_functions.program_function_declarations import (
     ATTENTION,
     ATTENTION_OF_SEQUENCES,
 )
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.report import Decision, collecting, note
 
 
 @module_pass
-class FuseAttention:
+class FuseAttention(ModulePass):
     """Fuse the matmuls and the softmax of attention into one call, for CPUs.
 
     Before:

@@ -14,7 +14,7 @@ from tvm_ipc.analysis.walk_and_rewrite_bindings import belongs_to_others, change
 from tvm_ipc.cpu.blas.byoc_backend import compile_partitions
 from tvm_ipc.cpu.blas.find_matmuls_with_epilogues import Matmul
 from tvm_ipc.cpu.blas.matmuls_to_blas_calls import offload
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 
 #: The number of multiplications below which TVM's kernel, unrolled for its shape, is as fast as a
 #: BLAS call. It is lower for 16-bit types, which TVM widens one element at a time. Measured by
@@ -23,7 +23,7 @@ MIN_WORK: Final = {"float64": 4096, "float32": 4096, "float16": 256, "bfloat16":
 
 
 @module_pass
-class OffloadBLAS:
+class OffloadBLAS(ModulePass):
     """Offload the matmuls of every Relax function to BLAS, with transposes and epilogues.
 
     Before:

@@ -18,7 +18,7 @@ from tvm_ipc.cpu.kernels.row_fusion import schedule
 from tvm_ipc.cpu.kernels.vector_math import has_functions
 from tvm_ipc.cpu.operators_with_fixed_order import has_float_arithmetic
 from tvm_ipc.errors import TransformError
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.report import Decision, note
 
 _NAME: Final = "ScheduleForCPU"
@@ -35,7 +35,7 @@ def _power_of_two(name: str, value: object) -> int:
 
 
 @module_pass
-class ScheduleForCPU:
+class ScheduleForCPU(ModulePass):
     """Schedule the kernels of a module for a CPU, as loops that LLVM can vectorize.
 
     Before:

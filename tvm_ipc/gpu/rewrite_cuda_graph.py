@@ -22,7 +22,7 @@ from tvm_ipc.analysis.walk_and_rewrite_bindings import (
     with_value,
 )
 from tvm_ipc.packed_functions import find
-from tvm_ipc.transform.module_pass import module_pass
+from tvm_ipc.transform.module_pass import ModulePass, module_pass
 from tvm_ipc.transform.report import Decision, note
 
 _NAME: Final = "RewriteCUDAGraph"
@@ -32,7 +32,7 @@ _RUN: Final = "vm.builtin.cuda_graph.run_or_capture"
 
 
 @module_pass
-class RewriteCUDAGraph:
+class RewriteCUDAGraph(ModulePass):
     """Capture calls in CUDA graphs as TVM's pass does, except those that a graph cannot repeat.
 
     Before:

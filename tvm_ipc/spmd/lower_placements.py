@@ -23,7 +23,7 @@ from tvm_ipc.spmd.placements.redistribute import NAME
 from tvm_ipc.spmd.rules.operator_rule_table import use_primfuncs
 from tvm_ipc.spmd.streams.split_at_marks import StreamOptions, split_at_marks
 from tvm_ipc.spmd.tuple_parameters import with_separate_fields, with_tuples
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.overlap.chunk_loops import PrivateFunctions
 from tvm_ipc.transform.overlap.pipelined_gather import with_dataflow, without_dataflow
 from tvm_ipc.transform.report import Decision, note
@@ -35,7 +35,7 @@ def _check_streams(name: str, value: object) -> int | None:
 
 
 @module_pass
-class LowerPlacements:
+class LowerPlacements(ModulePass):
     """Lower functions with `R.comm.place` to the functions that one rank runs.
 
     Functions without `R.comm.place` do not change. The report gives the reason for each collective.

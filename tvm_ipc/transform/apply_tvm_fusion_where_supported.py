@@ -20,7 +20,7 @@ from tvm_ipc.analysis.walk_and_rewrite_bindings import (
     walk,
     with_value,
 )
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.tvm_moved_names import BitwiseAnd, BitwiseNot, BitwiseOr, BitwiseXor, LShift, RShift
 
@@ -41,7 +41,7 @@ def _passes(name: str, value: object) -> list[tvm.transform.Pass]:
 
 
 @module_pass
-class FuseSupported:
+class FuseSupported(ModulePass):
     """Apply fusion passes to the functions that they support; the report lists the others.
 
         FuseSupported([FoldConstant(), FuseOps(), FuseTIR()])

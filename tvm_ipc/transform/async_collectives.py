@@ -36,7 +36,7 @@ from tvm_ipc.packed_functions.collective_declarations import (
 )
 from tvm_ipc.packed_functions.program_function_declarations import WAIT
 from tvm_ipc.transform.gc_paused import gc_paused
-from tvm_ipc.transform.module_pass import module_pass
+from tvm_ipc.transform.module_pass import ModulePass, module_pass
 from tvm_ipc.transform.report import Decision, note
 
 _NAME: Final = "AsyncCollectives"
@@ -55,7 +55,7 @@ _ASYNC: Final[dict[str, Function]] = {
 
 
 @module_pass
-class AsyncCollectives:
+class AsyncCollectives(ModulePass):
     """Start collectives asynchronously, and wait before the next use of their operands.
 
     Before:

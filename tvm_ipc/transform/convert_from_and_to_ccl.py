@@ -16,7 +16,7 @@ from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs
 from tvm_ipc.comm.collective_relax_op import infer, is_collective
 from tvm_ipc.comm.extent_arithmetic import constant
-from tvm_ipc.transform.module_pass import module_pass
+from tvm_ipc.transform.module_pass import ModulePass, module_pass
 from tvm_ipc.transform.report import Decision, note
 
 _CCL: Final = "relax.ccl."
@@ -24,7 +24,7 @@ _CCL_REDUCTIONS: Final = ("sum", "prod", "min", "max", "avg")
 
 
 @module_pass
-class ConvertFromCCL:
+class ConvertFromCCL(ModulePass):
     """Convert TVM's `R.ccl` operators to collectives of `tvm_ipc.comm`.
 
     Before:
@@ -61,7 +61,7 @@ class ConvertFromCCL:
 
 
 @module_pass
-class ConvertToCCL:
+class ConvertToCCL(ModulePass):
     """Convert collectives of `tvm_ipc.comm` to TVM's `R.ccl` operators.
 
     Before:

@@ -33,7 +33,7 @@ from tvm_ipc.packed_functions.program_function_declarations import (
     RELEASE,
 )
 from tvm_ipc.transform.gc_paused import gc_paused
-from tvm_ipc.transform.module_pass import module_pass
+from tvm_ipc.transform.module_pass import ModulePass, module_pass
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.tvm_moved_names import Analyzer
 
@@ -41,7 +41,7 @@ _NAME: Final = "ElideConcatCopies"
 
 
 @module_pass
-class ElideConcatCopies:
+class ElideConcatCopies(ModulePass):
     """Compute slices directly in the buffer that concatenates them, and release exposed tensors.
 
     Before:

@@ -14,14 +14,14 @@ from tvm_ipc.analysis.primfunc_effects import memory_scope
 from tvm_ipc.analysis.retype_primfunc_scopes import retype
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.memory_scopes.operator_scope_demands import DEFAULT_REGISTRY, GLOBAL
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.tvm_moved_names import SBlock
 
 _NAME = "EraseMemoryScopes"
 
 
 @module_pass
-class EraseMemoryScopes:
+class EraseMemoryScopes(ModulePass):
     """Replace transparent scopes by "global" in the parameters of all PrimFuncs and their aliases.
 
     Before:

@@ -30,7 +30,7 @@ from tvm_ipc.packed_functions.collective_declarations import (
     ALLREDUCE_LAYER_NORM,
     ALLREDUCE_RMS_NORM,
 )
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.tvm_moved_names import GenericConst
 
@@ -44,7 +44,7 @@ _TARGETS: Final = ("llvm", "c", "cuda")
 
 
 @module_pass
-class FuseAllReduceEpilogue:
+class FuseAllReduceEpilogue(ModulePass):
     """Fuse an all-reduce with the addition of a residual and the norm that follow it.
 
     Before:

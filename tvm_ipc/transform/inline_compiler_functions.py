@@ -24,7 +24,7 @@ from tvm_ipc.transform.byoc.nested_relax_functions import (
     used_global_vars,
 )
 from tvm_ipc.transform.byoc.outlined_function_symbol_policies import FreshGlobalSymbols
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.outline_compiler_functions import outline
 
 
@@ -39,7 +39,7 @@ def _names(name: str, functions: object) -> frozenset[str]:
 
 
 @module_pass
-class InlineCompilerFunctions:
+class InlineCompilerFunctions(ModulePass):
     """Inline functions that have a `Codegen` attribute into their callers.
 
     This is the inverse of `OutlineCompilerFunctions`.

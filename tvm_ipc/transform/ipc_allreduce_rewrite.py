@@ -26,7 +26,7 @@ from tvm_ipc.packed_functions.collective_declarations import (
 from tvm_ipc.packed_functions.program_function_declarations import START
 from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.memory_scopes.operator_scope_demands import ScopeRegistry
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.plan_memory_scopes import plan_memory_scopes
 from tvm_ipc.transform.report import Decision, collecting, note
 
@@ -38,7 +38,7 @@ def _strategy(_: str, value: object) -> AllReduceStrategy:
 
 
 @module_pass
-class IPCAllReduceRewrite:
+class IPCAllReduceRewrite(ModulePass):
     """Rewrite all-reduces so that each rank reads the inputs of its peers in place.
 
     Before:

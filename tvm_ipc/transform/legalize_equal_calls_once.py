@@ -14,7 +14,7 @@ from tvm_ipc import arguments
 from tvm_ipc.analysis.alias_facts import VARIABLES
 from tvm_ipc.analysis.ffi_arrays import as_list
 from tvm_ipc.analysis.walk_and_rewrite_bindings import calls, relax_functions
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.tvm_moved_names import GenericConst
 
 #: A legalization as TVM defines it: a function of the builder and a call that returns the new form.
@@ -38,7 +38,7 @@ def _customized(name: str, value: object) -> dict[str, Legalization]:
 
 
 @module_pass
-class LegalizeOps:
+class LegalizeOps(ModulePass):
     """Legalize operators to kernels as TVM's pass does, but equal calls only once.
 
     Before:

@@ -22,7 +22,7 @@ from tvm_ipc.packed_functions.program_function_declarations import COPY
 from tvm_ipc.transform.byoc.extern_declaration import SCOPES, WRITES, Extern, read
 from tvm_ipc.transform.byoc.match_call_symbolic_shapes import CallShapes, match_call
 from tvm_ipc.transform.byoc.nested_relax_functions import used_global_vars
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 
 _FORCE_PURE = "relax.force_pure"
 _CALL_DPS_PACKED = tvm.ir.Op.get("relax.call_dps_packed")
@@ -31,7 +31,7 @@ Externs = dict[tvm.ir.GlobalVar, Extern]
 
 
 @module_pass
-class LowerExternCalls:
+class LowerExternCalls(ModulePass):
     """Lower calls of extern declarations to calls that take their outputs as arguments.
 
     Before, with `scaled` declared as (R.Tensor((m, 4)), R.Shape([k])) -> R.Tensor((m * k, 4)):

@@ -17,14 +17,14 @@ from tvm_ipc.packed_functions import IPC_MEMORY
 from tvm_ipc.packed_functions.program_function_declarations import ALLOC_STORAGE
 from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.lower_offset_alloc_tensor import lower_packed
-from tvm_ipc.transform.module_pass import module_pass
+from tvm_ipc.transform.module_pass import ModulePass, module_pass
 from tvm_ipc.tvm_moved_names import StringImm
 
 _ALLOC_STORAGE = relax.ExternFunc(ALLOC_STORAGE.name)
 
 
 @module_pass
-class LowerGPUIPCAllocStorage:
+class LowerGPUIPCAllocStorage(ModulePass):
     """Lower storages in `ipc_memory` with their exact sizes, and tensors at offsets of storages.
 
     Before:

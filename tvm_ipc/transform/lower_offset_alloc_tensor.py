@@ -8,14 +8,14 @@ from tvm import relax, tirx
 
 from tvm_ipc.analysis.walk_and_rewrite_bindings import change_functions, rewrite, with_value
 from tvm_ipc.packed_functions.program_function_declarations import ALLOC_TENSOR
-from tvm_ipc.transform.module_pass import module_pass
+from tvm_ipc.transform.module_pass import ModulePass, module_pass
 
 _ALLOC_TENSOR = tvm.ir.Op.get("relax.memory.alloc_tensor")
 _PACKED = relax.ExternFunc(ALLOC_TENSOR.name)
 
 
 @module_pass
-class LowerPackedAllocTensor:
+class LowerPackedAllocTensor(ModulePass):
     """Lower tensors at an offset of a storage to calls of the runtime.
 
     Before:

@@ -12,11 +12,11 @@ from tvm_ipc.analysis.walk_and_rewrite_bindings import relax_functions
 from tvm_ipc.errors import TransformError
 from tvm_ipc.transform.byoc.extern_declaration import declare
 from tvm_ipc.transform.byoc.nested_relax_functions import contains_literal, is_for
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 
 
 @module_pass
-class MarkCompilerFunctionsAsExtern:
+class MarkCompilerFunctionsAsExtern(ModulePass):
     """Replace the functions of one compiler, or of all, by extern declarations.
 
     Before:

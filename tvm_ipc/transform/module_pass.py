@@ -2,7 +2,7 @@
 """The decorator `module_pass`, which turns a class with options into a pass of TVM.
 
     @module_pass
-    class LowerExternCalls:
+    class LowerExternCalls(ModulePass):
         \"\"\"Lower all calls of extern declarations.\"\"\"
 
         place_arguments: bool = option(arguments.flag, default=True)
@@ -32,7 +32,27 @@ else:
         return lambda decorator: decorator
 
 
-_Options = TypeVar("_Options")
+class ModulePass:
+    """The base class of classes with options that `module_pass` turns into passes."""
+
+    def apply(self, mod: tvm.IRModule) -> tvm.IRModule:
+        """Return the module after the pass."""
+        raise NotImplementedError
+
+    def transform_module(
+        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        """Return the module after the pass; TVM's decorator calls this."""
+        return self.apply(mod)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, mod: tvm.IRModule) -> tvm.IRModule:
+            """Return the module after the pass; TVM's decorator adds this."""
+            ...
+
+
+_Options = TypeVar("_Options", bound=ModulePass)
 
 
 def option(
@@ -59,13 +79,7 @@ def module_pass(cls: type[_Options]) -> type[_Options]:
         if post_init is not None:
             post_init(self)
 
-    def transform_module(
-        self: Any, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
-        return self.apply(mod)
-
     cls.__post_init__ = check_options  # type: ignore[attr-defined]
-    cls.transform_module = transform_module  # type: ignore[attr-defined]
     decorate = tvm.transform.module_pass(opt_level=0, name=cls.__name__)
     result: type[_Options] = decorate(dataclass(cls))
     return result

@@ -28,11 +28,11 @@ from tvm_ipc.transform.byoc.outlined_function_symbol_policies import (
     Names,
     Site,
 )
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 
 
 @module_pass
-class OutlineCompilerFunctions:
+class OutlineCompilerFunctions(ModulePass):
     """Outline function literals that have a `Codegen` attribute to functions of the module.
 
     Before:

@@ -27,7 +27,7 @@ from tvm_ipc.calibration import COLLECTIVES, Calibration
 from tvm_ipc.comm.collective_attrs import CollectiveAttrs
 from tvm_ipc.comm.extent_arithmetic import constant, format_count
 from tvm_ipc.packed_functions import MAX_EXPOSED, MAX_WORKERS
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.overlap.candidate_types import Candidate, MatmulChain, NotOverlappableError
 from tvm_ipc.transform.overlap.chunk_loops import PrivateFunctions
 from tvm_ipc.transform.overlap.chunked_builder import ChunkedBuilder, chunks_of
@@ -64,7 +64,7 @@ def _sites(name: str, value: object) -> dict[str, int]:
 
 
 @module_pass
-class OverlapCommunication:
+class OverlapCommunication(ModulePass):
     """Overlap matmuls with the communication before or after them.
 
     Before, with 2 workers:

@@ -15,7 +15,7 @@ from tvm_ipc.analysis.walk_and_rewrite_bindings import (
     change_functions,
     relax_functions,
 )
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.overlap.candidate_types import NotOverlappableError
 from tvm_ipc.transform.overlap.chunk_loops import PrivateFunctions
 from tvm_ipc.transform.overlap.pipelined_gather import (
@@ -29,7 +29,7 @@ _NAME: Final = "PipelineAllGather"
 
 
 @module_pass
-class PipelineAllGather:
+class PipelineAllGather(ModulePass):
     """Gather the left operand of matmuls in chunks, asynchronously, while others are multiplied.
 
     Before, with 2 workers:

@@ -24,14 +24,14 @@ from tvm_ipc.transform.memory_scopes.specialise_primfuncs_for_scopes import (
     SpecialisedCalls,
     specialise_callees,
 )
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.report import Decision, collecting, note
 
 _NAME = "PlanMemoryScopes"
 
 
 @module_pass
-class PlanMemoryScopes:
+class PlanMemoryScopes(ModulePass):
     """Give every tensor the memory scope that its uses demand, and insert copies where they clash.
 
     Before:

@@ -13,14 +13,14 @@ from tvm_ipc.analysis.walk_and_rewrite_bindings import begin_with, calls, change
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions import MAX_WORKERS, MODULE_CHECK
 from tvm_ipc.packed_functions.program_function_declarations import REQUIRE_WORKERS
-from tvm_ipc.transform.module_pass import module_pass
+from tvm_ipc.transform.module_pass import ModulePass, module_pass
 
 _NAME = "RequireWorkers"
 _REQUIRE = relax.ExternFunc(REQUIRE_WORKERS.name)
 
 
 @module_pass
-class RequireWorkers:
+class RequireWorkers(ModulePass):
     """Let every function that needs other workers check the numbers of workers and groups.
 
     Before:

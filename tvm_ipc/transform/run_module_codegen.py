@@ -34,7 +34,7 @@ from tvm_ipc.transform.byoc.outlined_function_symbol_policies import (
 )
 from tvm_ipc.transform.inline_compiler_functions import inline
 from tvm_ipc.transform.lower_extern_calls import lower
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.outline_compiler_functions import outline
 
 CompileFunction = Callable[[tvm.IRModule, Mapping[str, Any]], Any]
@@ -50,7 +50,7 @@ def _options(name: str, value: object) -> dict[str, Any]:
 
 
 @module_pass
-class RunModuleCodegen:
+class RunModuleCodegen(ModulePass):
     """Compile all functions of an external compiler, and attach the result to the module.
 
     An example of a compiler:

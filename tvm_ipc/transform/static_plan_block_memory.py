@@ -27,7 +27,7 @@ from tvm_ipc.transform.gc_paused import gc_paused
 from tvm_ipc.transform.memory_plan.plan_function_storages import NewStorage, Plan, plan_function
 from tvm_ipc.transform.memory_plan.plan_report import decisions, function_plan
 from tvm_ipc.transform.memory_plan.redundant_exit_barriers import ExitBarriers
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.report import collecting, note, note_plan
 from tvm_ipc.tvm_moved_names import StringImm
 
@@ -115,7 +115,7 @@ def _budget(name: str, value: object) -> int | None:
 
 
 @module_pass
-class StaticPlanBlockMemory:
+class StaticPlanBlockMemory(ModulePass):
     """Plan the memory of every function: let tensors share storages, and omit exit barriers.
 
     Before:

@@ -54,7 +54,7 @@ from tvm_ipc import arguments
 from tvm_ipc.errors import TransformError
 from tvm_ipc.packed_functions import MAX_WORKERS
 from tvm_ipc.transform.gc_paused import gc_paused
-from tvm_ipc.transform.module_pass import module_pass, option
+from tvm_ipc.transform.module_pass import ModulePass, module_pass, option
 from tvm_ipc.transform.report import Decision, note
 from tvm_ipc.verify import find_hazards
 from tvm_ipc.verify.hazard_types_and_messages import Hazard, HazardKind, UselessOverlap
@@ -136,7 +136,7 @@ def _rank_model(where: str, world_size: int | None, num_groups: int) -> RankMode
 
 
 @module_pass
-class VerifyCrossRankSafety:
+class VerifyCrossRankSafety(ModulePass):
     """Reject a module in which `verify_cross_rank_safety` finds a hazard; return any other as is.
 
     Rejected, if `a` and `c` share a storage:
