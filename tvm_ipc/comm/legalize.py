@@ -152,7 +152,10 @@ def _argument(
         return team_argument(attrs.team)
     if parameter.type == "ReduceKind":
         return relax.prim_value(int(reduction_of(attrs)))
-    number = {"AllReduceStrategy": AllReduceStrategy.AUTO, "CollectiveFlag": CollectiveFlag.NONE}
+    number: dict[str, int] = {
+        "AllReduceStrategy": AllReduceStrategy.AUTO,
+        "CollectiveFlag": CollectiveFlag.NONE,
+    }
     return relax.prim_value(int(number[parameter.type]))
 
 
