@@ -71,7 +71,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = re.sub(r'(?m)^Source = ".*"$', f'Source = "{REPOSITORY}"', project)
     (checkout / "pyproject.toml").write_text(project)
     source = checkout / "tvm_ipc" / "transform" / "require_workers.py"
-    head = 'class RequireWorkers:\n    """'
+    head = 'class RequireWorkers(ModulePass):\n    """'
     text = source.read_text()
     assert head in text
     source.write_text(text.replace(head, head + "Only here. "))

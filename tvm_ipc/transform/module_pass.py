@@ -39,12 +39,6 @@ class ModulePass:
         """Return the module after the pass."""
         raise NotImplementedError
 
-    def transform_module(
-        self, mod: tvm.IRModule, _context: tvm.transform.PassContext
-    ) -> tvm.IRModule:
-        """Return the module after the pass; TVM's decorator calls this."""
-        return self.apply(mod)
-
     if TYPE_CHECKING:
 
         def __call__(self, mod: tvm.IRModule) -> tvm.IRModule:
@@ -79,7 +73,13 @@ def module_pass(cls: type[_Options]) -> type[_Options]:
         if post_init is not None:
             post_init(self)
 
+    def transform_module(
+        self: ModulePass, mod: tvm.IRModule, _context: tvm.transform.PassContext
+    ) -> tvm.IRModule:
+        return self.apply(mod)
+
     cls.__post_init__ = check_options  # type: ignore[attr-defined]
+    cls.transform_module = transform_module  # type: ignore[attr-defined]
     decorate = tvm.transform.module_pass(opt_level=0, name=cls.__name__)
     result: type[_Options] = decorate(dataclass(cls))
     return result
