@@ -3,7 +3,7 @@
  * \file test_frames.cc
  * \brief Frames from anybody: cut anywhere, spoilt anywhere, longer than they may be, or nonsense.
  *
- * `test_frames <seconds> [<seed>]` looks for as long as it is told, at twenty streams at least.
+ * `test_frames <seconds> [<seed>]` corrupts streams for so many seconds, and at least twenty.
  */
 #include <fcntl.h>
 #include <sys/resource.h>

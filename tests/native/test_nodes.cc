@@ -4,7 +4,7 @@
  * \brief Hubs of several nodes are one session: what happens on one is known on all; a node that
  *        ends, falls silent or talks nonsense is lost, and nobody waits for it.
  *
- * `test_nodes <seconds> [<seed>]` spoils what a node says for as long as it is told, at
+ * `test_nodes <seconds> [<seed>]` corrupts the messages of a node for so many seconds, and at
  * least five times.
  */
 #include <algorithm>

@@ -4,8 +4,8 @@
  * \brief Nonsense that a node hears from its controller, and in the wires of its ranks: it ends
  *        the link or the engine with an error at most, and nothing is read or written elsewhere.
  *
- * `test_nodes_fuzz <seconds> [<seed>]` looks for as long as it is told, half of it at each, and at
- * least some rounds: a busy machine may take the processor away for longer.
+ * `test_nodes_fuzz <seconds> [<seed>]` spends half of the seconds on each. It does a few rounds in
+ * any case, because a busy machine may give it no processor for that long.
  */
 #include <chrono>
 #include <cstdio>
