@@ -30,6 +30,12 @@
 
 namespace tvm_ipc {
 
+/*!
+ * \brief The timeout of sessions in which somebody is late: what else happens in them is in time on
+ *        a busy machine too, where a thread can wait for a core for half a second.
+ */
+constexpr double kShortTimeout = 3;
+
 /*! \brief What the controller wants of all ranks in a round. */
 struct Order {
   int32_t action = 0;

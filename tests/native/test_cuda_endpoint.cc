@@ -99,7 +99,8 @@ void Do(Rank& rank, const Order& order) {
       if (rank.id() == 1) Fail(kind::kValue, "rank 1 does not want to");
       return reduce(100, ReduceKind::kSum);
     case kLate:
-      if (rank.id() == 1) std::this_thread::sleep_for(std::chrono::seconds(4));
+      if (rank.id() == 1)
+        std::this_thread::sleep_for(std::chrono::duration<double>(2 * kShortTimeout));
       return reduce(100, ReduceKind::kSum);
     case kWrong: {
       Buffer odd = buffer.buffer;
@@ -273,7 +274,7 @@ int main(int argc, char** argv) {
   } else if (mode == "--processes") {
     TestSession(Ranks::Kind::kProcesses, 3);
   } else if (mode == "--errors") {
-    Ranks ranks(Ranks::Kind::kThreads, Options(3, 2), 1, Do);
+    Ranks ranks(Ranks::Kind::kThreads, Options(3, kShortTimeout), 1, Do);
     TestErrors(ranks);
   } else {
     for (int n : {1, 2, 4}) TestSession(Ranks::Kind::kThreads, n);

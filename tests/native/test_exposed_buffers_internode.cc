@@ -153,13 +153,14 @@ void TestExposed(const std::vector<int>& sizes, uint64_t seed, uint64_t rounds) 
 
 /*! \brief A node that shows nothing is named when the time is over. */
 void TestLate() {
-  Cluster cluster({2, 1}, Do, {{}, 0.5, "mpi", false, kArena});
+  Cluster cluster({2, 1}, Do, {{}, kShortTimeout, "mpi", false, kArena});
   EngineDouble engine(cluster.segments(), 3);
   MakeTeam(cluster, 3);
   for (int action : {kLate, kLateRelease}) {
     const std::string said = Said(cluster.Round(action, 1));
-    EXPECT(Contains(said, "waited 0.5 s for node b (rank 2) to "), said);
-    EXPECT(cluster.Round(kExpose, 5).empty());
+    EXPECT(Contains(said, "waited 3 s for node b (rank 2) to "), said);
+    const std::string then = Said(cluster.Round(kExpose, 5));
+    EXPECT(then.empty(), then);
   }
 }
 

@@ -196,13 +196,13 @@ void TestRounds(Ranks::Kind kind, int num_ranks) {
 /*! \brief Who does not come is named; what the others showed then is no part of what comes after.
  */
 void TestLateRank() {
-  Ranks ranks(Ranks::Kind::kThreads, Options(3, 0.5), 1, Do);
+  Ranks ranks(Ranks::Kind::kThreads, Options(3, kShortTimeout), 1, Do);
   for (uint64_t seed = 0; seed < 3; ++seed) {
     int deadlines = 0;
     for (const RankReport& report : ranks.Round(kLate, seed)) {
       if (report.kind == kind::kPeer) continue;
       EXPECT(report.kind == std::string(kind::kDeadline), report.kind, ": ", report.message);
-      EXPECT(Contains(report.message, "the exchange of memory waited 0.5 s for rank 1 (pid "),
+      EXPECT(Contains(report.message, "the exchange of memory waited 3 s for rank 1 (pid "),
              report.message);
       EXPECT(!Contains(report.message, "rank 2 (pid "), report.message);
       ++deadlines;

@@ -339,7 +339,7 @@ void TestEachAgainstEach(const std::vector<int>& sizes, uint64_t seed, uint64_t 
 
 /*! \brief A node that does not come is named when the time is over. */
 void TestLate() {
-  Cluster cluster({2, 1}, Do, {{}, 3, "mpi"});
+  Cluster cluster({2, 1}, Do, {{}, kShortTimeout, "mpi"});
   EngineDouble engine(cluster.segments(), 3);
   MakeTeams(cluster, 3);
   bool found = false;

@@ -177,13 +177,13 @@ void TestMessages(const std::vector<int>& sizes, uint64_t seed, uint64_t rounds)
 /*! \brief A node that sends nothing is named, and what it had not sent does not come later. */
 void TestLate() {
   Forget();
-  Cluster cluster({1, 2}, Do, {{}, 0.3});
+  Cluster cluster({1, 2}, Do, {{}, kShortTimeout});
   EngineDouble engine(cluster.segments(), 1);
   bool found = false;
   for (const RankReport& report : cluster.Round(kLate, 0)) {
     found = found || report.rank == 0;
     EXPECT(report.kind == kind::kDeadline &&
-               Contains(report.message, "waited 0.3 s for node b (ranks 1 to 2) to send a message"),
+               Contains(report.message, "waited 3 s for node b (ranks 1 to 2) to send a message"),
            report.message);
   }
   EXPECT(found, "rank 0 waits for nothing");
