@@ -26,15 +26,32 @@
 #include "core/rank_runtime_state.h"
 #include "core/session_server.h"
 #include "core/worker_handshake.h"
+#include "expect.h"
 #include "shm/collectives.h"
 
 namespace tvm_ipc {
 
 /*!
- * \brief The timeout of sessions in which somebody is late: what else happens in them is in time on
- *        a busy machine too, where a thread can wait for a core for half a second.
+ * \brief The timeout in seconds of sessions in which a rank is late on purpose. The other ranks
+ * must keep it on a busy machine, where a thread can wait for a core for half a second.
  */
 constexpr double kShortTimeout = 3;
+
+/*! \brief All errors of a round; "" if there were none. */
+inline std::string ErrorsAsText(const std::vector<RankReport>& reports) {
+  std::string text;
+  for (const RankReport& one : reports) {
+    text += Text("rank ", one.rank, ": ", one.kind, ": ", one.message, "; ");
+  }
+  return text;
+}
+
+/*! \brief Expect that the reports of a round are empty, and print them otherwise. */
+#define EXPECT_NO_ERROR(reports)                              \
+  do {                                                        \
+    const std::string errors_as_text = ErrorsAsText(reports); \
+    EXPECT(errors_as_text.empty(), errors_as_text);           \
+  } while (0)
 
 /*! \brief What the controller wants of all ranks in a round. */
 struct Order {

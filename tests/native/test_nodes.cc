@@ -102,7 +102,7 @@ void TestErrorsAndRecovery() {
   const SessionReport start = cluster.worker_table().Report();
   EXPECT((start.joined == std::vector<int>{0, 1, 2, 3}) && start.pids[3] == getpid());
   for (uint64_t i = 0; i < 4; ++i) {
-    EXPECT(cluster.Round(kOnce, 0).empty());
+    EXPECT_NO_ERROR(cluster.Round(kOnce, 0));
     const std::vector<RankReport> reports = cluster.Round(kFail, i);
     const int rank = static_cast<int>(i % 4);
     EXPECT(reports.size() == 4, reports.size(), " errors in round ", i);
@@ -120,7 +120,7 @@ void TestErrorsAndRecovery() {
            report.message);
   }
   cluster.worker_table().ExpectValue(7);
-  EXPECT(cluster.Round(kFetch, 7).empty());
+  EXPECT_NO_ERROR(cluster.Round(kFetch, 7));
   EXPECT(cluster.worker_table().TakeValue(7) ==
          Long(7) + Long(8) + Long(9) + Long(3) + Long(4) + Long(5));
 }
@@ -129,7 +129,7 @@ void TestErrorsAndRecovery() {
 void TestDeathOfARank() {
   for (uint64_t victim : {0, 3}) {
     Cluster cluster({2, 2}, Do);
-    EXPECT(cluster.Round(kOnce, 0).empty());
+    EXPECT_NO_ERROR(cluster.Round(kOnce, 0));
     const uint64_t ticket = cluster.Begin(kDie, victim);
     EXPECT(cluster.worker_table().WaitDone(ticket, 60) == WorkerTable::Progress::kAttention);
     const SessionReport report = Reports(cluster.worker_table(), 3);
@@ -143,7 +143,7 @@ void TestDeathOfARank() {
 void TestLossOfANode(bool silent) {
   const LinkTimes times{milliseconds(50), milliseconds(silent ? 1000 : 60000)};
   Cluster cluster({2, 2}, Do, {times});
-  EXPECT(cluster.Round(kOnce, 0).empty());
+  EXPECT_NO_ERROR(cluster.Round(kOnce, 0));
   const uint64_t ticket = cluster.Begin(kLoop, 0);
   usleep(5000);
   if (silent) {

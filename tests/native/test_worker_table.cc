@@ -130,7 +130,8 @@ void TestLateRank() {
     const auto before = Clock::now();
     const std::vector<RankReport> reports = ranks.Round(action, 0);
     const auto spent = Clock::now() - before;
-    EXPECT(spent > std::chrono::milliseconds(2900) && spent < std::chrono::seconds(20));
+    EXPECT(spent > std::chrono::duration<double>(kShortTimeout - 0.1) &&
+           spent < std::chrono::seconds(20));
     int deadlines = 0;
     for (const RankReport& report : reports) {
       if (report.kind == kind::kPeer) continue;
@@ -141,7 +142,7 @@ void TestLateRank() {
       ++deadlines;
     }
     EXPECT(deadlines > 0);
-    for (int i = 0; i < 5; ++i) EXPECT(ranks.Round(kOnce, 0).empty());
+    for (int i = 0; i < 5; ++i) EXPECT_NO_ERROR(ranks.Round(kOnce, 0));
   }
 }
 
